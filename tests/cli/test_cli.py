@@ -123,13 +123,13 @@ OF_SLURM = {"SLURM_STEP_NUM_TASKS": "4"}
         (0, OF_SLURM, "the launcher started 4 processes (SLURM_STEP_NUM_TASKS), but MPI sees one"),
     ],
 )
-def test_an_environment_that_cannot_be_is_one_line(
+def test_an_impossible_environment_is_one_line(
     tmp_path: Path, ranks: int, environment: dict[str, str], message: str
 ) -> None:
     assert message in one_line(pdgemm(ranks, "info", cwd=tmp_path, **environment))
 
 
-def test_what_an_environment_allows_is_done(tmp_path: Path) -> None:
+def test_commands_that_an_environment_allows(tmp_path: Path) -> None:
     """Commands without MPI where it is missing; commands under mpirun, whose daemons srun counts."""
     run = pdgemm(2, "plan", "--shape", "9,9,9", "--ranks", "2", cwd=tmp_path, **NO_MPI)
     assert (run.returncode, run.stdout.count("machine: default")) == (0, 1)
@@ -163,7 +163,7 @@ def test_ranks_share_the_cores_unless_told_otherwise(folder: Path) -> None:
     assert all(part in text for part in ("MPI", "BLAS", "HDF5", "threads per rank", "GPU-aware", "CuPy"))
 
 
-def test_all_ranks_have_the_exit_code_of_the_one_that_works(folder: Path) -> None:
+def test_all_ranks_have_the_exit_code_of_rank_0(folder: Path) -> None:
     """Also for a command that rank 0 runs without MPI, here with too little memory."""
     plan = f"{sys.executable} -m pdgemm plan --shape 9999,9999,9999 --ranks 4 --memory 1kB; echo code $?"
     run = jobs.run([str(jobs.MPIEXEC), "-n", "3", "sh", "-c", plan], cwd=folder)
@@ -201,7 +201,7 @@ def loaded(folder: Path, *commands: str, **environment: str) -> list[str]:
     return [x.removeprefix("loaded by ") for x in run.stderr.splitlines() if x.startswith("loaded by ")]
 
 
-def test_what_needs_no_mpi_loads_none(tmp_path: Path) -> None:
+def test_commands_without_mpi_do_not_load_it(tmp_path: Path) -> None:
     """Nor other modules that load slowly.  A launcher that started one rank changes nothing."""
     timeline(tmp_path / "t.json", GOOD)
     study(tmp_path / "s.jsonl", *strong())
@@ -247,7 +247,7 @@ def test_sizes_and_numbers() -> None:
             NUMBER.convert(wrong, None, None)
 
 
-def test_calibrate_writes_what_plans_and_products_read(folder: Path) -> None:
+def test_calibrate_writes_a_machine_file_for_plans_and_products(folder: Path) -> None:
     for _ in range(3):
         run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
         if "measure again when the machine is idle" not in run.stderr:  # as when other tests use its cores

@@ -41,7 +41,7 @@ def test_an_unexpected_error_on_one_rank_ends_the_job(folder: Path, tmp_path: Pa
     assert not (folder / "c.h5").exists()
 
 
-def test_nobody_reading_the_output_is_no_reason_to_lose_the_result(folder: Path) -> None:
+def test_results_are_saved_when_the_output_is_closed(folder: Path) -> None:
     command = f"{sys.executable} -m pdgemm multiply a.h5:/x b.h5:/y -o pipe.h5:/z | true"
     subprocess.run(command, shell=True, cwd=folder, env=outside_job(), timeout=60, check=True)
     assert read(folder / "pipe.h5", "z").shape == (61, 29)
@@ -106,7 +106,7 @@ main()
     assert "Traceback" not in run.stderr
 
 
-def test_a_job_that_is_asked_to_end_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path) -> None:
     """It resumes on other ranks, with less memory; --checkpoint without parts is a product in memory."""
     for seed, name in enumerate(("a.h5", "b.h5")):
         with h5py.File(tmp_path / name, "w") as file:

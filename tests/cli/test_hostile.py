@@ -28,7 +28,7 @@ def hostile(tmp_path: Path, *options: str) -> jobs.Finished:
         *[(kind, COMMAND) for kind in ("hang", "signal", "code")],
     ],
 )
-def test_what_is_planted_is_found(tmp_path: Path, kind: str, trial: str) -> None:
+def test_planted_faults_are_found(tmp_path: Path, kind: str, trial: str) -> None:
     bound = ("--bound", "3" if trial == COMMAND else "6") if kind == "hang" else ()
     done = hostile(tmp_path, "--trial", trial, "--ranks", "1", "--plant", kind, *bound)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -45,7 +45,7 @@ def test_a_flip_that_is_missed_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trial", [COMMAND, CALL, "products.flips:1:0"])
-def test_nothing_is_found_where_nothing_is_and_nothing_is_left(tmp_path: Path, trial: str) -> None:
+def test_a_sound_package_passes_and_no_file_is_left(tmp_path: Path, trial: str) -> None:
     done = hostile(tmp_path, "--trial", trial, "--ranks", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 findings" in done.stdout

@@ -151,7 +151,7 @@ def test_svd(folder: Path) -> None:
     assert done.stdout.count(": ok") == 5
 
 
-def test_singular_values_that_are_not_known_are_warned_of(folder: Path) -> None:
+def test_inaccurate_singular_values_are_warned_of(folder: Path) -> None:
     """Warned of once for all ranks; the values and their bound are in the JSON object."""
     words = ["svd", "a.h5:/tall", "-k", "2", "-o", "w.h5:/f", "--oversample", "1", "--steps", "2", "--json", "--verify"]
     done = pdgemm(2, *words, cwd=folder)
@@ -191,7 +191,7 @@ def test_svd_of_a_file(folder: Path) -> None:
         assert np.allclose(known["singular_values"], exact, rtol=1e-12)
 
 
-def test_all_datasets_that_were_written_are_told(folder: Path) -> None:
+def test_all_written_datasets_are_printed(folder: Path) -> None:
     """For svd and eigh; the second may write only one dataset."""
     for words, names in (
         (["svd", "a.h5:/tall"], ["/f/Vh", "/f/s", "/f/U"]),
@@ -238,7 +238,7 @@ def test_eigh(folder: Path, ranks: int, name: str, part: slice, options: list[st
         assert "V are vectors of other eigenvalues" in one_line(mixed)
 
 
-def test_values_alone_are_checked_and_need_no_file(folder: Path) -> None:
+def test_eigenvalues_without_vectors_are_checked_and_need_no_file(folder: Path) -> None:
     """Checked by the trace and the norm; the JSON object contains all values."""
     before = sorted(folder.iterdir())
     done = pdgemm(1, "eigh", "a.h5:/hermitian", "--values", "--verify", "--json", cwd=folder)

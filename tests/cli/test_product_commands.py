@@ -138,7 +138,7 @@ def test_one_dataset_as_a_and_b_is_read_once(folder: Path) -> None:
     assert "one side of its grid divides the other" in one_line(refused)
 
 
-def test_what_replaces_a_dataset(folder: Path) -> None:
+def test_results_that_replace_a_dataset(folder: Path) -> None:
     """A result replaces data written by pdgemm, and C on entry; other data only with --force."""
     with h5py.File(folder / "own.h5", "w") as file:
         file["x"] = file["c"] = file["e"] = np.eye(5)

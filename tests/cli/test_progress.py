@@ -11,7 +11,7 @@ from pdgemm.tools.cli import session
     ("what", "unit", "rates"),
     [("read A", "B/s", ["21.3 MiB/s", "21.3 MiB/s"]), ("multiply", "FLOP/s", ["22 MFLOP/s", "22 MFLOP/s"])],
 )
-def test_lines_tell_how_much_is_done(
+def test_progress_lines(
     what: str, unit: str, rates: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter((0.0, 1.0, 6.0, 6.0, 7.0, 12.0, 12.0, 20.0))

@@ -83,7 +83,7 @@ class TestOnRanks:
         assert any(x.startswith("pdgemm.errors.LayoutError: inner dimensions do not agree: op(") for x in done.lines)
         assert "before" in done.out and sys.prefix not in done.err
 
-    def test_one_rank_speaks_where_several_leave(self, tmp_path: Path) -> None:
+    def test_one_rank_prints_if_several_fail(self, tmp_path: Path) -> None:
         """An exception in a callback, on the rank that has rows, is raised on all; then each exits in its own way."""
         source = """
             import sys
@@ -111,7 +111,7 @@ class TestOnRanks:
         assert (done.code, done.lines[0]) == (1, "All 4 ranks raised KeyError:"), done.err
         assert done.lines[-3:] == ["KeyError: 4", "raised in program.py, line 10, in f", "[rank 3 of 4]"], done.err
 
-    def test_an_error_by_which_all_ranks_leave_is_one_line(self, tmp_path: Path) -> None:
+    def test_an_error_raised_on_all_ranks_is_one_line(self, tmp_path: Path) -> None:
         """As for a command, with its exit code; if only one rank raises it, the job ends."""
         source = """
             import sys
@@ -169,7 +169,7 @@ class TestOnRanks:
         assert (done.code, done.out, done.lines) == (0, ["done"] * 3, [])
 
     @thorough
-    def test_a_rank_that_leaves_with_a_code_while_others_go_on(self, tmp_path: Path) -> None:
+    def test_a_rank_that_exits_with_a_code_while_others_continue(self, tmp_path: Path) -> None:
         source = """
             import sys
             from mpi4py import MPI
@@ -182,7 +182,7 @@ class TestOnRanks:
 
 
 # ---------------------------------------------------------------- in one process
-def test_what_a_script_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_and_names_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "multiply").touch()
     scripts = ["a.py x", "/no/such/thing.py", "--debug a.py", "-m timeit", "-c pass", "-", "."]  # . has a __main__.py
@@ -204,7 +204,9 @@ def test_what_a_script_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (["gone.py"], "", 1, "", f"FileNotFoundError: [Errno 2] {GONE}\n"),
     ],
 )  # fmt: skip
-def test_alone(words: list[str], typed: str, code: int, out: str | None, err: str | None, tmp_path: Path) -> None:
+def test_scripts_in_one_process(
+    words: list[str], typed: str, code: int, out: str | None, err: str | None, tmp_path: Path
+) -> None:
     command = jobs.python(0, "-m", "pdgemm", *words)
     done = subprocess.run(command, input=typed, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code, done.stderr

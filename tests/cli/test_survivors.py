@@ -146,7 +146,7 @@ MOMENTS: list[tuple[int, list[tuple[int, str]], str, dict[str, str], list[Any]]]
 
 
 @pytest.mark.parametrize(("ranks", "victims", "mover", "environment", "expected"), MOMENTS)
-def test_the_others_go_on(
+def test_survivors_continue(
     tmp_path: Path, ranks: int, victims: Any, mover: str, environment: dict[str, str], expected: list[Any]
 ) -> None:
     done = job(tmp_path, ranks, PROGRAM.format(victims=victims, mover=mover), **environment)
@@ -219,7 +219,7 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path, place: str, what:
         assert re.search(rf"rank {rank} {text}", done.stderr), done.stderr
 
 
-def test_values_that_a_step_changes_are_copied_for_it(tmp_path: Path) -> None:
+def test_values_changed_by_a_step_are_copied(tmp_path: Path) -> None:
     source = steps([(1, "after 1")], step='    state["v"] += 1\n    state["log"].append(k)\n')
     source = source.replace('"k": 0}', '"k": 0, "v": np.zeros(2), "log": []}')
     source += '    assert state["v"].tolist() == [4, 4] and state["log"] == [0, 1, 2, 3]\n'
@@ -228,7 +228,7 @@ def test_values_that_a_step_changes_are_copied_for_it(tmp_path: Path) -> None:
     assert "RIGHT [((1,), 2, True, True)]" in done.stdout
 
 
-def test_a_grid_of_before_a_failure_is_named_as_the_mistake(tmp_path: Path) -> None:
+def test_a_grid_from_before_a_failure_is_named_in_the_error(tmp_path: Path) -> None:
     done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=20, grid=lambda comm: ProcessGrid()"))
     assert done.returncode == 1, done.stderr
     assert "Does it use MPI.COMM_WORLD, or a grid or a matrix of before a failure?" in done.stderr

@@ -159,7 +159,7 @@ def test_files_and_redistributions_are_in_it(comm: Any, grid: Any, shared_tmp_pa
 
 
 @pytest.mark.mpi
-def test_without_a_trace_nothing_of_it_is_used(grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_trace_nothing_is_recorded(grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> None:
         raise AssertionError("a span without a trace")
 
@@ -172,7 +172,7 @@ def test_without_a_trace_nothing_of_it_is_used(grid: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.mpi
-def test_errors_are_those_of_all_ranks_and_leave_no_file(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_errors_are_raised_on_all_ranks_and_leave_no_file(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     folder = shared_tmp_path
     with pytest.raises(FileError, match="folder"), trace(folder / "missing" / "t.json", grid):
         raise AssertionError("the block began")
@@ -343,7 +343,7 @@ def test_a_short_wait_after_a_redistribution_is_a_wait(tmp_path: Path) -> None:
     assert rank.moving == pytest.approx(0.1) and rank.waiting == pytest.approx(1e-5)
 
 
-def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
+def test_invalid_timelines_are_refused(tmp_path: Path) -> None:
     """Damaged and truncated files are tested in tests/unit/test_reading.py."""
     (tmp_path / "t.json").write_text('{"traceEvents": [], "otherData": {"ranks": [], "machine": {}}}')
     with pytest.raises(ArgumentError, match=r"t\.json is not a timeline"):

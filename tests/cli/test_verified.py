@@ -150,7 +150,7 @@ def test_wrong_results_of_linear_algebra(comm: Any, folder: Path, monkeypatch: p
         (("solve", "a.h5:/half", "a.h5:/b", "--assume", "upper triangular"), "|A - its upper"),
     ],
 )
-def test_what_was_read_is_not_the_matrix_in_the_file(comm: Any, folder: Path, words: Words, wrong: str) -> None:
+def test_matrices_other_than_those_in_the_file(comm: Any, folder: Path, words: Words, wrong: str) -> None:
     """With --verify it is WRONG, and nothing is written; without, `eigh` warns that it reads only one triangle."""
     words = (*words, "-o", "out.h5:/x")
     code, said = pdgemm(comm, *words, "--verify")
@@ -161,7 +161,7 @@ def test_what_was_read_is_not_the_matrix_in_the_file(comm: Any, folder: Path, wo
     assert code == 0 and (f"is not Hermitian: its {triangle} triangle is taken" in said) == (words[0] == "eigh"), said
 
 
-def test_what_is_right_is_ok(comm: Any, folder: Path) -> None:
+def test_correct_results_are_ok(comm: Any, folder: Path) -> None:
     """One triangle represents the Hermitian matrix; an ill-conditioned problem has a solution."""
     for words in (
         "eigh a.h5:/half -o out.h5:/w",
@@ -192,7 +192,7 @@ def test_products(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert code == 1 and "WRONG" in said, said
 
 
-def test_what_cannot_be_told(comm: Any, folder: Path) -> None:
+def test_undecidable_results(comm: Any, folder: Path) -> None:
     """It is stored, with exit code 0, and no line says ok; `verify`, which stores nothing, has exit code 1."""
     verify = "verify", "a.h5:/x", "a.h5:/nan", "c.h5:/c"
     for words, expected in (

@@ -132,7 +132,7 @@ def test_exit_codes_and_bad_arguments() -> None:
 
 
 @pytest.mark.parametrize("missing", ["unshare", "tc"])
-def test_where_they_cannot_be_had_it_says_why_in_a_line(tmp_path: Path, missing: str) -> None:
+def test_hosts_that_cannot_be_made_are_a_one_line_error(tmp_path: Path, missing: str) -> None:
     """Namespaces that are not allowed; a kernel that cannot limit a rate, which is noticed halfway."""
     (tmp_path / missing).write_text(f"#!/bin/sh\necho '{missing}: not on this machine' >&2\nexit 1\n")
     (tmp_path / missing).chmod(0o755)
@@ -142,7 +142,7 @@ def test_where_they_cannot_be_had_it_says_why_in_a_line(tmp_path: Path, missing:
     assert run.stderr.endswith(f"{missing}: not on this machine\n")
 
 
-def test_several_at_a_time_and_nothing_is_left_of_one_that_was_killed(tmp_path: Path) -> None:
+def test_several_at_a_time_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
     """The machine's network does not change, either."""
     before, mounts = interfaces(), Path("/proc/mounts").read_text()
     ready = tmp_path / "ready"

@@ -293,7 +293,7 @@ def test_a_job_that_ends_in_a_product_harms_no_file(batch: Batch, killed: bool) 
         assert (LOST in done.out) == (not killed), done.out
 
 
-def test_steps_that_are_cancelled_are_no_success(batch: Batch, site: str) -> None:
+def test_cancelled_steps_are_failures(batch: Batch, site: str) -> None:
     """Open MPI's mpirun exits with 0 when the step of its daemons is cancelled."""
     if "--bind-to" not in Path(site).read_text():
         pytest.skip("another mpirun goes on without its daemons")

@@ -42,7 +42,7 @@ def base_python(folder: Path) -> str:
         ("STRIPES", "4", "PDGEMM_STRIPES=4: lfs setstripe fails for .; "),
     ],
 )
-def test_a_site_file_without_what_is_needed(batch: Batch, name: str, value: str, message: str) -> None:
+def test_a_site_file_with_missing_settings(batch: Batch, name: str, value: str, message: str) -> None:
     value = base_python(batch.folder) if value == "BARE" else value
     path = site_file(batch.folder / "site.sh", **{f"PDGEMM_{name}": value})
     job = batch.done("one_node.sbatch", PDGEMM_SITE=str(path))

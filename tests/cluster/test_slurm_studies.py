@@ -41,7 +41,7 @@ def test_strong_scaling(batch: Batch) -> None:
 
 
 @thorough
-def test_a_study_that_was_ended_goes_on(batch: Batch) -> None:
+def test_a_cancelled_study_resumes(batch: Batch) -> None:
     """The step on one rank is quick, that on two does not end until the study is submitted again."""
     batch.variables |= {**STUDY, "RANKS": "1,2"}
     results = batch.folder / "study" / "strong.jsonl"
@@ -57,7 +57,7 @@ def test_a_study_that_was_ended_goes_on(batch: Batch) -> None:
     assert sorted(ranks for ranks, _ in measured(results)) == [1, 1, 2, 2]
 
 
-def test_more_ranks_than_the_allocation_has(batch: Batch) -> None:
+def test_more_ranks_than_the_allocation(batch: Batch) -> None:
     job = batch.done("strong.sbatch", **STUDY, RANKS="64")
     assert "the allocation has room for 2 ranks: cases of 64 ranks do not fit" in job.error()
     assert "0 measurements in study/strong.jsonl" in job.out

@@ -75,7 +75,7 @@ def test_no_gpu(grid: Any, gpu: Gpu) -> None:
         DistMatrix.zeros((3, 3), grid=grid, device="cuda")
 
 
-def test_cusolver_that_fails(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
+def test_failures_of_cusolver(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
     """A library missing on one rank is an error on all; too little memory for cuSOLVER is a MemoryError."""
     import cupy
 

@@ -25,7 +25,7 @@ from pdgemm.transport.movers.node_arrays import NodeArrays
 pytestmark = pytest.mark.mpi
 
 
-def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:
+def test_discovered_ways_of_access_are_used(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """Ranks find the access that this machine offers, and use it."""
     alone = gpu.count == 1
     with ProcessGrid(comm) as grid:
@@ -52,7 +52,7 @@ def test_what_ranks_find_out(comm: Any, gpu: Gpu, cuda: Any) -> None:
         assert "memcpyAsync" in gpu.calls or grid.shape == (1, 1)
 
 
-def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
+def test_failures_are_errors(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """A failed kernel, memory that cannot be exported or pinned, and an address that no kernel accepts raise errors."""
     import cupy
 
@@ -105,7 +105,7 @@ def test_what_fails_is_told(comm: Any, gpu: Gpu, cuda: Any) -> None:
             DistMatrix.from_local(askew, (40, 40), grid=grid)
 
 
-def test_mappings_are_of_the_allocation_that_they_were_made_of(comm: Any, gpu: Gpu, cuda: Any) -> None:
+def test_mappings_of_reused_handles(comm: Any, gpu: Gpu, cuda: Any) -> None:
     """Handles that are reused, also while arrays in the old allocation live; many mappings, and unused ones."""
     from pdgemm.devices import cuda_ipc
 
@@ -201,7 +201,7 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
 
 
 @pytest.mark.parametrize("name", ["zeros", "pdgemm", "execute", "redistribute", "cholesky", "short"])
-def test_memory_that_others_have_mapped(comm: Any, gpu: Gpu, cuda: Any, name: str, monkeypatch: Any) -> None:
+def test_memory_mapped_by_other_ranks_is_freed(comm: Any, gpu: Gpu, cuda: Any, name: str, monkeypatch: Any) -> None:
     """It is freed after its owner has released it, at the latest when a rank lacks memory, or memory is short."""
     from pdgemm.devices import cuda_ipc
 
@@ -263,7 +263,7 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
             assert Nccl.aborted - aborted == (fails == sending and comm.size > 1)  # no rank waits for stuck operations
 
 
-def test_what_fails_on_one_rank_is_used_by_none(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
+def test_features_that_fail_on_one_rank_are_not_used(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
     """If memory for the trials or a library is missing on one rank, no rank waits for it, and messages are staged."""
     from pdgemm.devices import cuda_ipc
 
@@ -290,7 +290,7 @@ PREPARED = in_turn(["summa", "cannon", "2.5d", "stationary_a"], ["float64", "flo
 
 
 @pytest.mark.parametrize(("algorithm", "dtype"), PREPARED)
-def test_preparing_does_what_is_done_once(
+def test_preparing_does_all_one_time_work(
     comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any, algorithm: str, dtype: str
 ) -> None:
     """The second run creates no communicator, maps no memory and compiles no kernel: the first has done so."""

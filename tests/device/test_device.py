@@ -143,7 +143,7 @@ def test_sums_that_arrive_do_not_wait_for_products(comm: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_panels_begin_where_they_are_multiplied_fast(comm: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_are_aligned(comm: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all operands and sums are multiples of 16 bytes apart, also in ragged panels that were sent.
 
     Words and memory are as predicted.  Panels of small products are multiplied as they arrive.

@@ -58,7 +58,7 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-def test_every_reduction_and_what_leaves_the_device(comm: Any, dtype: str) -> None:
+def test_every_reduction_and_its_copies_to_the_host(comm: Any, dtype: str) -> None:
     """No copy to the host is larger than a row or a column of the local array."""
     for number, (shape, block) in layouts(dtype, comm.size):
         x, schedule = elements(shape, dtype), [*SCHEDULES][number % 3]

@@ -68,7 +68,7 @@ def test_rows_are_picked_and_sorted_there(comm: Any) -> None:
                 assert device.races == []
 
 
-def test_there_and_back(comm: Any) -> None:
+def test_matrices_are_copied_to_the_device_and_back(comm: Any) -> None:
     with fake_device() as device, ProcessGrid(comm) as grid:
         made: dict[str, Any] = {"grid": grid, "block": 3}
         A = DistMatrix.random((13, 9), dtype="complex64", order="F", **made)
@@ -232,7 +232,7 @@ class Liar(WatchedComm):
         return request
 
 
-def test_the_probe_believes_what_it_sees(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_tests_device_pointers(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PDGEMM_GPU_AWARE", raising=False)
     monkeypatch.setattr(gpu_aware_mpi, "_SIDE", 16)
     with fake_device() as device:
@@ -325,7 +325,7 @@ def test_grouped_products(comm: Any) -> None:
                 assert device.races == []
 
 
-def test_rows_of_copies_begin_where_those_of_matrices_do(comm: Any) -> None:
+def test_rows_of_copies_are_aligned_like_those_of_matrices(comm: Any) -> None:
     with fake_device(), ProcessGrid(comm) as grid:
         A = DistMatrix.random((75 * comm.size, 67 * comm.size), grid=grid, dtype="float32", device="fake")
         for x in (A, A.copy(), A.T.copy(), A.astype("bfloat16"), abs(A.astype("bfloat16")), A.astype("complex64").imag,

@@ -155,7 +155,7 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
         assert comm.allgather(device.races) == [[]] * comm.size
 
 
-def test_rows_and_columns_that_lie_far_apart(comm: Any) -> None:
+def test_rows_and_columns_of_very_different_scales(comm: Any) -> None:
     """Powers of two are found and applied on the device."""
     n, x, b = 20, rng_matrix(20, 20, "c8"), rng_matrix(20, 3, "c8")
     rows, cols = 2.0 ** np.linspace(-60, 60, n), 2.0 ** np.linspace(40, -40, n)

@@ -122,7 +122,7 @@ def test_checksums_residuals_and_kronecker_products(comm: Any, dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int32", "complex64"])
-def test_elements_are_set_where_they_are(comm: Any, dtype: str) -> None:
+def test_elements_are_set_on_the_device(comm: Any, dtype: str) -> None:
     """By masks, lists, slices and arrays; nothing is copied to the host."""
     whole = drawn("float64")[:, :6].astype(dtype) if dtype != "int32" else np.arange(78).reshape(13, 6).astype(dtype)
     whole[~np.isfinite(whole.astype(complex))] = 1

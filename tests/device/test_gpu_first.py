@@ -58,7 +58,7 @@ def test_the_whole_hour(tmp_path: Path, first: Any) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_an_hour_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_an_hour_resumes_after_its_last_step(tmp_path: Path) -> None:
     assert "reach-2: not begun" in hour(tmp_path, "--steps", "reach-2", "--minutes", "-1").stdout
     assert not (tmp_path / "reach-2.json").exists()
     assert "reach-2: passed in" in hour(tmp_path, "--steps", "reach-2").stdout

@@ -45,7 +45,7 @@ def test_the_system_tells_which_processors_are_next_to_a_gpu(tmp_path: Path, mon
     assert gpu_binding._processors(0) == set()
 
 
-def test_what_gpu_direct_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parts_of_gpu_direct_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path() -> str:
         return gpu_aware_mpi.path_between_nodes(True, tmp_path)
 
@@ -104,7 +104,7 @@ def test_the_host_needs_no_cupy() -> None:
 
 
 @pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
-def test_cupy_without_a_gpu_is_told_in_a_line() -> None:
+def test_cupy_without_a_gpu_is_a_one_line_error() -> None:
     if visible():
         pytest.skip("there is a GPU")
     out = run(PRODUCT.format(first="import cupy", then="")).split("\n")

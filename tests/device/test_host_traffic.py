@@ -135,7 +135,7 @@ def tables(o: Any) -> list[tuple[Any, list[str], dict[str, Callable[..., Any]]]]
 
 
 @pytest.mark.on_ranks(1, 2)
-def test_what_passes_through_the_host(grid: Any, gpus: Gpu) -> None:
+def test_bytes_copied_through_the_host(grid: Any, gpus: Gpu) -> None:
     """At most 40 rows of the matrix each way, and 4 at once: panels and the matrix stay on the device."""
     row, o = 8 * N, operands(grid)
     for space, names, calls in tables(o):

@@ -54,7 +54,7 @@ def test_docstring() -> None:
 
 
 @pytest.mark.parametrize("text", ["`a", "a_ b_", "*a", "|a", "**a** ``b``", "a\\b", ":math:`x`", ".. note:: a", "a::"])
-def test_nothing_in_it_means_anything(text: str) -> None:
+def test_markup_in_docstrings_is_escaped(text: str) -> None:
     shown = docutils.core.publish_doctree("\n".join(docstrings.converted([text])), settings_overrides={"halt_level": 2})
     assert shown.astext().strip() == re.sub(r"`+(.+?)`+", r"\1", text)
 

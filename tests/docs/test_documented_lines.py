@@ -66,7 +66,7 @@ def test_page(page: Path, jobs: Jobs, tmp_path: Path, tmp_path_factory: pytest.T
 
 
 @pytest.mark.parametrize("page", of_pages())
-def test_what_is_not_run_could_be(page: Path) -> None:
+def test_commands_of_unrun_blocks_exist(page: Path) -> None:
     found = [block for block in blocks(page) if block.language in RUN]
     shell = [text for block in found for text in scripts(block)]
     for text in shell:
@@ -204,7 +204,7 @@ $ python -c 'print(1 + 1)'
 """
 
 
-def test_what_is_said_only_sometimes_does_not_count(jobs: Jobs, tmp_path: Path) -> None:
+def test_occasional_lines_are_ignored(jobs: Jobs, tmp_path: Path) -> None:
     line = "multiply: 47% in 5.6 s, 92 GFLOP/s, 6.4 s left"
     reader = Reader(tmp_path, jobs)
     several = f"echo a; echo {line} >&2; echo '[warn] Epoll MOD(4) on fd 22' >&2; echo b"

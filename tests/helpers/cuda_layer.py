@@ -168,7 +168,7 @@ class CudaLayer(CudaLapack):
             rounding = 512 * 16  # of the pool, per buffer
             assert pool.total_bytes() - total <= plan(A, B, C).extra_bytes(comm.rank) + rounding
 
-    def test_too_much_is_asked_for(self, grid: Any) -> None:
+    def test_requests_beyond_the_memory(self, grid: Any) -> None:
         with pytest.raises(OutOfMemoryError, match="cannot allocate .* bytes on GPU"):
             DistMatrix.empty((1 << 21, 1 << 21), grid=grid, device="cuda")
 
@@ -255,7 +255,7 @@ class CudaLayer(CudaLapack):
             assert adopted.order == "F"
             assert np.array_equal(adopted.allgather(), x)
 
-    def test_long_rows_begin_where_a_gpu_loads_fast(self, grid: Any, cuda: Any) -> None:
+    def test_long_rows_are_aligned_on_a_gpu(self, grid: Any, cuda: Any) -> None:
         """Long rows begin at multiples of 16 bytes; the padding behind them is neither read nor sent."""
         for dtype, order in itertools.product(("bfloat16", "float64", "complex64"), "CF"):
             how: Any = {"grid": grid, "dtype": dtype, "order": order}

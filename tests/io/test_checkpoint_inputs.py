@@ -88,7 +88,7 @@ def test_inputs_that_change_and_keep_their_times(
         problem.forget()
 
 
-def test_what_touches_the_files_is_seen(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_changed_attributes_of_files_are_noticed(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """chmod, another hard link and a copy are refused; a renamed folder is the same folder."""
     here, there = shared_tmp_path / "here", shared_tmp_path / "there"
     by_rank_0(comm, here.mkdir)

@@ -60,7 +60,7 @@ def test_on_every_grid(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, 
         assert problem.files() == ["x.h5"]
 
 
-def test_a_job_that_goes_on_repeats_products(comm: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_job_repeats_wrong_products(comm: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit flips before and after the checkpoint that is resumed; the result is that of an undisturbed job."""
     results = []
     for flips in (False, True):
@@ -97,7 +97,9 @@ def test_the_result_is_that_of_an_undisturbed_job(
         assert np.array_equal(read(comm, path, "c"), undisturbed), count
 
 
-def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, problem: Problem, capfd: pytest.CaptureFixture[str]) -> None:
+def test_datasets_that_other_jobs_save_meanwhile_are_kept(
+    comm: Any, problem: Problem, capfd: pytest.CaptureFixture[str]
+) -> None:
     """C's file has changed, so the tiles' copy of its other datasets is outdated: the product starts again."""
 
     def add(name: str) -> None:
@@ -118,7 +120,7 @@ def test_what_other_jobs_save_meanwhile_is_kept(comm: Any, problem: Problem, cap
         assert read(comm, problem.out, name)[8] == 8
 
 
-def test_outputs_with_like_names_have_checkpoints_of_their_own(
+def test_outputs_with_similar_names_have_separate_checkpoints(
     comm: Any, problem: Problem, shared_tmp_path: Path
 ) -> None:
     """No job resumes or removes the checkpoint of another output."""
@@ -193,7 +195,7 @@ def damaged(what: str, first: Path, tiles: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "tiles", "sums", "no tiles", "job", "no UTF-8", "keys", "bias"])
-def test_what_is_damaged_is_computed_again(
+def test_damaged_tiles_are_computed_again(
     comm: Any, problem: Problem, capfd: pytest.CaptureFixture[str], what: str
 ) -> None:
     steps = problem.product(problem.enough()).tiling
@@ -287,7 +289,7 @@ def test_how_often_checkpoints_are_saved(problem: Problem, monkeypatch: pytest.M
         assert report.saves == len(saved) and abs(len(saved) - expected) <= 1 + expected // 2, (of, saved, steps)
 
 
-def test_an_obstacle_is_no_damage(comm: Any, problem: Problem) -> None:
+def test_a_locked_checkpoint_is_not_discarded(comm: Any, problem: Problem) -> None:
     """A checkpoint that another program locks for a while is not discarded; nor are files of other names."""
     saved = problem.out.with_name("out.h5.c.checkpoint")
     mine, tiles = (saved.with_name(f"{saved.name}-{x}") for x in ("backup", "tiles"))

@@ -134,7 +134,7 @@ def test_thin_and_empty(comm: Any, shared_tmp_path: Path, small: None, mnk: tupl
         assert gemm_error(read(comm, path, "c"), 3, A, B, beta, C0) <= TOLERANCE
 
 
-def test_what_is_not_read_may_be_anything(comm: Any, grid: Any, shared_tmp_path: Path, small: None) -> None:
+def test_unread_operands_may_hold_nan(comm: Any, grid: Any, shared_tmp_path: Path, small: None) -> None:
     """C may hold NaN if beta is 0; A and B if alpha is 0."""
     path, A, B = shared_tmp_path / "x.h5", elements((50, 40), "d", 1), elements((40, 30), "d", 2)
     nan = np.full((50, 30), np.nan)

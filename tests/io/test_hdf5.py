@@ -39,7 +39,7 @@ def collective(request: pytest.FixtureRequest, parallel: bool, monkeypatch: pyte
 
 
 @pytest.mark.on_ranks(2, 4)
-def test_what_is_saved_is_loaded_in_any_layout(
+def test_saved_matrices_are_loaded_in_any_layout(
     comm: Any, shared_tmp_path: Path, collective: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one transfer, and in many."""
@@ -147,7 +147,7 @@ def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp
     refused(comm, FileError, "v.h5 has no dataset x; it has .*, ...$", hdf5.load, path, "x")
 
 
-def test_a_callback_that_raises_is_heard_when_all_is_done(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_an_exception_in_a_callback_is_raised_at_the_end(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     def boom(done: int, total: int) -> None:
         raise KeyError("mine")
 
@@ -218,7 +218,7 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
         assert len(sums) == 1
 
 
-def test_the_checksum_is_that_of_files_written_before(grid: Any) -> None:
+def test_the_checksum_equals_that_of_older_files(grid: Any) -> None:
     """Files record checksums, so the function never changes; another one would need another name."""
     for x, recorded in (
         (np.arange(12.0).reshape(4, 3), "mixed64:520ad58aef8c0000"),

@@ -107,7 +107,7 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_that_has_no_room(
+def test_a_file_larger_than_the_free_space(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     """A full disk and a limit are found before the first byte; else a write fails half-way, and the old file stays."""
@@ -157,7 +157,7 @@ def elsewhere(file: h5py.File) -> None:
     del file["c"]
 
 
-def test_a_storage_that_drops_what_describes_a_dataset(
+def test_a_storage_that_drops_metadata_of_a_dataset(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elements are stored, but superblock, headers, attributes or the end of the file are not: nothing is published."""

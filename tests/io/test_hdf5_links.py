@@ -87,7 +87,7 @@ def test_nothing_is_written_through_a_link_into_another_file(comm: Any, grid: An
             refused(comm, FileError, "another file, none.h5", hdf5.save, path, name, A)
 
 
-def test_a_name_that_is_a_link_comes_to_stand_for_the_new_dataset(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_a_link_is_replaced_by_the_new_dataset(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path, only = shared_tmp_path / "a.h5", shared_tmp_path / "only.h5"
     with edited(comm, path, "w") as file:
         file["g/x"] = X
@@ -150,7 +150,7 @@ def test_numbers_in_other_forms_than_numpy_has_are_converted(comm: Any, grid: An
         assert A.report.method != "mpi-io"
 
 
-def test_a_dataset_made_of_others_is_read_where_all_of_it_is_there(
+def test_virtual_datasets_with_missing_sources_are_refused(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HDF5 itself would fill in the elements that are missing."""
@@ -191,7 +191,7 @@ def test_a_dataset_made_of_others_is_read_where_all_of_it_is_there(
     refused(comm, FileError, "is a virtual dataset that contains itself", hdf5.load, path, "circle", grid)
 
 
-def test_what_cannot_be_a_name_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_impossible_names_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """HDF5 ends a name at a NUL: saving x\0y would replace x.  A file may be called by the byte 80, \udc80."""
     path, A, said = shared_tmp_path / "a.h5", DistMatrix.random((4, 6), grid=grid), "no name has a NUL or a lone surr"
     hdf5.save(path, "x", A)
@@ -262,7 +262,7 @@ def test_all_files_that_a_dataset_needs_are_watched(
 
 
 @pytest.mark.timeout(60)  # HDF5 waits for a FIFO
-def test_no_link_and_no_source_leads_into_what_is_not_a_file(
+def test_links_and_sources_must_be_regular_files(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also through several links, and wherever HDF5 looks; files that are not HDF5 files are skipped."""

@@ -94,7 +94,7 @@ def test_two_jobs_save_to_one_file_at_once(
 
 
 @pytest.mark.mpi
-def test_what_another_job_saved_since_it_was_read_is_not_lost(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_datasets_saved_by_another_job_since_the_read_are_not_lost(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "a.h5"
     hdf5.save(path, "x", DistMatrix.eye(5, grid=grid))
     for foreign in (False, True):  # written by another program, which stores no checksum
@@ -168,7 +168,7 @@ with ProcessGrid() as grid:
 """
 
 
-def test_the_lock_of_a_killed_job_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_killed_job_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 between the copy and the rename, while another job waits for the file."""
     path, flock = tmp_path / "a.h5", fcntl.flock
     with h5py.File(path, "w") as file:
@@ -238,7 +238,7 @@ def test_messages_name_a_lock_file_with_a_fault(
     assert path.name not in only_file(shared_tmp_path, comm)
 
 
-def test_whoever_may_write_beside_a_file_may_lock_it(tmp_path: Path) -> None:
+def test_lock_files_may_be_locked_by_all_users(tmp_path: Path) -> None:
     output, before = files.Output(tmp_path / "file", tmp_path / "file"), os.umask(0o077)
     try:
         output.begin()
@@ -250,7 +250,7 @@ def test_whoever_may_write_beside_a_file_may_lock_it(tmp_path: Path) -> None:
         output.end()
 
 
-def test_what_killed_jobs_have_left_goes_and_nothing_else(
+def test_only_files_of_killed_jobs_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only temporary files of this name are removed; none without locks, because another job may be writing."""

@@ -43,7 +43,7 @@ def same(path: Path, given: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("size", [1 << 19, 45, 1])
-def test_matrices_of_all_sizes_are_what_they_were(
+def test_matrices_of_all_sizes_are_saved_and_loaded(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """In one parcel, in several with large matrices between them, and one by one; then in other layouts and types."""

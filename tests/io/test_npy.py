@@ -76,7 +76,7 @@ def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
-def test_what_is_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_bad_files_and_arguments_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     A = DistMatrix.random((6, 5), grid=grid)
 
     def write() -> None:

@@ -149,7 +149,7 @@ def test_names_as_long_as_names_may_be(tmp_path: Path) -> None:
     refused(FileError, "File name too long", files.write_file, tmp_path / ("n" * 256), "text")
 
 
-def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+def test_impossible_file_names(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     for name, said in [
@@ -167,7 +167,7 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_link_that_leads_nowhere_gets_its_file(tmp_path: Path) -> None:
+def test_a_dangling_link_gets_its_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     link = tmp_path / "link"
     link.symlink_to("folder/file")
@@ -200,7 +200,7 @@ def test_a_report_takes_the_place_of_no_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_names_that_are_no_text(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_names_that_are_not_unicode(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Linux file names are bytes; MPI-IO reads and writes such a file, too."""
     path = shared_tmp_path / os.fsdecode(b"\xff.h5")
     for name in "xy":
@@ -209,7 +209,7 @@ def test_names_that_are_no_text(comm: Any, grid: Any, shared_tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", ["replaced", "written", "written and put back", "appeared", "removed"])
-def test_nothing_of_others_is_overwritten(tmp_path: Path, change: str) -> None:
+def test_changes_of_other_programs_are_not_overwritten(tmp_path: Path, change: str) -> None:
     """By programs that ignore the lock; temporary files are removed when the job is ended, too."""
     path = tmp_path / "file"
 
@@ -268,7 +268,7 @@ def test_two_writes_in_one_tick_of_the_clock(
     assert file_states.settled(tmp_path / "none") is None
 
 
-def test_text_that_a_storage_drops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_lost_by_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     files.write_file(path, "old")
     monkeypatch.setattr(files, "to_disk", lambda partial: os.truncate(partial, 2))
@@ -277,7 +277,7 @@ def test_text_that_a_storage_drops(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # ------------------------------------------------------------------ studies
-def test_a_long_line_that_was_not_finished_goes_as_a_whole(tmp_path: Path) -> None:
+def test_a_long_unfinished_line_is_removed_entirely(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     machine = {"machine": json.loads(Machine().as_json())}
     records.append(path, machine)

@@ -70,7 +70,7 @@ DOORS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Any, Any], Callab
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_the_data_of_others_is_replaced_only_when_told(comm: Any, grid: Any, shared_tmp_path: Path, name: str) -> None:
+def test_other_data_is_replaced_only_on_request(comm: Any, grid: Any, shared_tmp_path: Path, name: str) -> None:
     path, (other, door) = shared_tmp_path / "file", DOORS[name]
     save = door(path, DistMatrix.eye(4, grid=grid), grid)
     by_rank_0(comm, lambda: other(path))
@@ -90,7 +90,7 @@ def never(*arguments: Any, **how: Any) -> None:
     raise AssertionError("elements were read, or links measured")
 
 
-def test_commands_replace_the_data_of_others_only_when_told(
+def test_commands_replace_other_data_only_with_force(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command, with each of its outputs; the message names its option, before anything is read or measured."""
@@ -135,7 +135,7 @@ def test_commands_replace_the_data_of_others_only_when_told(
     refused(comm, ArgumentError, REFUSED, hdf5.save, "parts.h5", "x", np.ones(3))  # the command has ended
 
 
-def test_messages_name_what_the_user_can_type(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_messages_name_options_of_the_command(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "i.h5"
     write(comm, path, i=(np.ones((3, 3), "i8"), {}), text=(np.full((3, 3), b"abc"), {}), x=(np.eye(3), {}))
     for name, there, typed in (("i", r"convert with dtype=$", "convert with --dtype$"), ("text", "int32$", "int32$")):
@@ -147,7 +147,7 @@ def test_messages_name_what_the_user_can_type(comm: Any, grid: Any, shared_tmp_p
 
 
 # ------------------------------------------------------------------ names
-def test_an_output_that_cannot_be_there_is_refused_before_anything_is_read(
+def test_impossible_outputs_are_refused_before_anything_is_read(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below a name that is not a group, or over an object that is not a dataset."""
@@ -261,7 +261,7 @@ def test_the_last_rename_alone_is_dropped(
     assert by_rank_0(comm, steps) == [4, 2, 1]
 
 
-def test_what_another_program_adds_to_a_state_stays(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_additions_of_another_program_to_a_state_stay(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path, A = shared_tmp_path / "state.h5", DistMatrix.eye(3, grid=grid)
 
     hdf5.save_all(path, {"w": A}, keep=1)

@@ -106,7 +106,7 @@ def test_a_header_says_what_the_library_wants(comm: Any, grid: Any, shared_tmp_p
     assert [(name, A.dtype) for name, A in some.items()] == [("f", "float64"), ("d/e", "float16")]
 
 
-def test_what_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_matrices_that_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """One error on all ranks, and the old file stays."""
     path, A = shared_tmp_path / "x.safetensors", DistMatrix.ones((3, 4), grid=grid)
     safetensors.save_all(path, {"a": A})
@@ -186,7 +186,7 @@ def test_without_the_library(comm: Any, grid: Any, shared_tmp_path: Path, monkey
     assert only_file(shared_tmp_path, comm) == []
 
 
-def test_what_storage_loses_is_not_published(
+def test_bytes_lost_by_storage_are_noticed(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte of the elements or the header is replaced: the old file stays, without temporary files."""

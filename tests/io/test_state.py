@@ -111,7 +111,7 @@ def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
 
 
 @pytest.mark.parametrize(("after", "often"), [("look", 1), ("inspection", 1), ("reading", 1), ("reading", 99)])
-def test_what_another_job_saves_meanwhile_is_loaded_whole_or_not_at_all(
+def test_generations_saved_meanwhile_are_loaded_whole_or_not_at_all(
     comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch, after: str, often: int
 ) -> None:
     """All loaded matrices are of one generation, whenever the file is replaced."""
@@ -219,7 +219,9 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, grid: Any, path: Path
             refused(comm, FileError, "it is a folder, not a file", call)
 
 
-def test_a_damaged_generation_stops_nobody(comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_continue_after_a_damaged_generation(
+    comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job that loaded an older generation continues, and the damaged one, whoever wrote it, is not kept."""
 
     def job(name: str) -> None:
@@ -245,7 +247,7 @@ def test_a_damaged_generation_stops_nobody(comm: Any, grid: Any, path: Path, mon
             assert (hdf5.load_all(path, grid).attrs["step"], older) == (step, 1 if step == 5 else 5)
 
 
-def test_files_of_other_people_are_left_alone(comm: Any, grid: Any, path: Path) -> None:
+def test_files_of_others_are_not_changed(comm: Any, grid: Any, path: Path) -> None:
     """Numbers that are not generations, and a folder in the place of a generation."""
     X = {"w": distributed(grid, np.ones((5, 5)))}
     hdf5.save_all(path, X)
@@ -312,7 +314,7 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(made)
 
 
-def test_what_is_damaged_is_replaced_and_what_is_not_ours_is_left(comm: Any, grid: Any, path: Path) -> None:
+def test_damaged_states_are_replaced_and_other_files_are_not(comm: Any, grid: Any, path: Path) -> None:
     """The file of a job is damaged between two saves, or a generation is, or two names mean one dataset."""
     X = {"w": distributed(grid, np.ones((5, 5))), "a//b": distributed(grid, np.zeros((1, 2)))}
     with pytest.raises(ArgumentError, match="are not the names of so many datasets"):

@@ -130,7 +130,7 @@ def test_products_of_panels_are_repeated(
     assert np.array_equal(D.allgather(), C.allgather())
 
 
-def test_nothing_is_read_in_vain(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_unused_operands_are_not_read(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(np.full((9, 8), np.nan), {}), b=(np.ones((8, 7)), {}))
     C = DistMatrix.from_function(lambda i, j: i + j, (9, 7), grid=grid)
     pdgemm(0, X, Y, 3, C)

@@ -286,7 +286,7 @@ def test_centered(comm: Any, shared_tmp_path: Path, dtype: str, way: str) -> Non
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_elements_that_are_no_numbers(comm: Any, grid: Any, shared_tmp_path: Path, value: float) -> None:
+def test_nan_and_inf_are_refused(comm: Any, grid: Any, shared_tmp_path: Path, value: float) -> None:
     """The same error on all ranks, although only the last panel contains the element; later calls succeed."""
     A = matrix((300, 50), "d", "1/i")
     A[299, 7] = value

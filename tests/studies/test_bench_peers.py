@@ -148,7 +148,7 @@ def test_a_contender_uses_the_kernel_of_numpy(
         assert job.multiply(1, 2, 3) == (1.5, "1 1 1")
 
 
-def test_what_a_contender_says_and_numpy_does_not(peers_job: Any) -> None:
+def test_kernels_reported_by_contenders(peers_job: Any) -> None:
     """Without NumPy's kernel nothing is compared; OpenBLAS's messages are not taken for the reason of a failure."""
     with peers_job.Job(f"{sys.executable} -c \"input(); print('kernel Haswell'); print(1)\"", "") as job:
         job.multiply(1, 2, 3)

@@ -206,7 +206,7 @@ def test_nodes_hold_as_many_ranks_as_they_have_cores_for(tmp_path: Path) -> None
     assert not predicted(found, 64)[0].calibrated
 
 
-def test_what_cannot_be_predicted(tmp_path: Path) -> None:
+def test_cases_without_predictions(tmp_path: Path) -> None:
     (case,) = cases("strong", [(64, 64, 64)], [2], algorithms=["cannon"], device="cuda")
     assert predict(case, [2], 8, Machine(), 2) is None
     (case,) = cases("strong", [(4096,) * 3], [64], memory_limit=10)

@@ -202,7 +202,7 @@ def test_pictures(tmp_path: Path) -> None:
         assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", text)
 
 
-def test_what_is_not_drawn(tmp_path: Path) -> None:
+def test_bad_records_are_not_drawn(tmp_path: Path) -> None:
     """Lines that cannot be read, and cases that are wrong or failed, are named on the page."""
     good, bad, endless, wrong = strong(times={1: 8.0, 2: 4.4, 4: 2.5, 8: 2.0})
     del bad["product"]["per_rank"]

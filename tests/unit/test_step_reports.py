@@ -67,7 +67,7 @@ def result_of(*steps: RunReport, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_is_beside_what_its_schedules_predict(kind: str) -> None:
+def test_counted_and_predicted_figures_of_a_run(kind: str) -> None:
     report = reported(kind, 7, 100)
     assert report.counted == report.predicted == Traffic(words_received=14, messages_received=2)
     assert (report.rank, report.seconds, report.extra_bytes, report.predicted_extra_bytes) == (1, 3.0, 7, 7)
@@ -100,7 +100,7 @@ def test_a_sequence_that_has_a_product() -> None:
         assert result_of(total, product, what="More").counted == Traffic() + total.counted + product.counted
 
 
-def test_products_alone_are_one_product() -> None:
+def test_several_products_are_reported_as_one() -> None:
     product = reported("product", 5, 1000)
     both = result_of(product, product, mnk=(4, 5, 12))
     assert (

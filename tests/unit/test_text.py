@@ -23,7 +23,7 @@ def test_a_terminal_shows_names_and_does_not_obey_them(capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("x\\x1b]0;title\\x07\n", "['\\x1b']\n")
 
 
-def test_what_the_commands_print_is_printable() -> None:
+def test_output_of_commands_is_printable() -> None:
     """By `echo`, or by a function that calls `printable`."""
     package = Path(module.__file__).parents[1]
     for path in {*package.rglob("*.py"), *(package / "io").rglob("*.py"), *(package / "grids").rglob("*.py")}:
@@ -55,7 +55,7 @@ def test_numbers(text_of: Callable[[float], str], numbers: tuple[float, ...], te
     assert ", ".join(map(text_of, numbers)) == texts
 
 
-def test_what_is_no_number_is_shown_as_it_is() -> None:
+def test_nan_and_infinity_are_printed() -> None:
     assert [f(math.nan) for f in (in_seconds, in_words, in_rate)] == ["nan s", "nan words", "nan FLOP/s"]
     assert in_seconds(math.inf) == "inf s"
 

@@ -31,7 +31,7 @@ A, B = Operand(8, 8), Operand(4, 8)
     st.booleans(),
     st.integers(0, 1 << 23),
 )
-def test_what_is_chosen_fits(
+def test_chosen_tilings_fit_the_memory(
     mnk: tuple[int, int, int], grid: tuple[int, int], rows: int, cols: int, turned: bool, more: int
 ) -> None:
     """On each rank, by the layouts of the tiles, and chunks are not cut if they fit."""

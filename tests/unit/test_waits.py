@@ -47,7 +47,7 @@ def in_block(above: list[ast.AST], name: str) -> bool:
     return any(name in ast.unparse(item) for x in above if isinstance(x, ast.With) for item in x.items)
 
 
-def test_requests_are_waited_for_where_the_watchdog_sees_it() -> None:
+def test_the_watchdog_sees_waits_for_requests() -> None:
     seen = set()
     for module, call, above in calls():
         name = call.func.attr  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ def test_requests_are_waited_for_where_the_watchdog_sees_it() -> None:
     assert seen >= REQUESTS - {"Waitsome"}
 
 
-def test_files_are_opened_and_closed_where_the_watchdog_sees_it() -> None:
+def test_the_watchdog_sees_files_being_opened_and_closed() -> None:
     tree = ast.parse((PACKAGE / "io/dataset_access.py").read_text())
     waiting = [ast.unparse(x) for x in ast.walk(tree) if isinstance(x, ast.With) and "Wait(" in ast.unparse(x.items[0])]
     assert any("file = opening()" in x for x in waiting) and any("closing(file)" in x for x in waiting)
@@ -68,7 +68,7 @@ def test_files_are_opened_and_closed_where_the_watchdog_sees_it() -> None:
     assert opened == {"io/dataset_access.py"}  # as in `open_on_all`
 
 
-def test_communicators_of_the_package_are_those_whose_calls_are_waits() -> None:
+def test_blocking_calls_of_new_communicators_are_waits() -> None:
     seen = set()
     for module, call, above in calls():
         if call.func.attr in MAKERS and module not in CALLERS_OWN:  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ def test_every_grid(comm: Any, grid: Any, algorithm: str, tree_mover: None) -> N
 
 
 @square_grid
-def test_thin_panels_alone_and_in_bundles(comm: Any, monkeypatch: pytest.MonkeyPatch, tree_mover: None) -> None:
+def test_thin_panels_one_by_one_and_in_bundles(comm: Any, monkeypatch: pytest.MonkeyPatch, tree_mover: None) -> None:
     grids = [x for x in accepted(comm.size) if x[0] in ("summa", "2.5d")]
     ways = [("ibcast", "CCC"), ("ring", "FCF"), ("auto", "CFC"), ("tree", "FCC")]
     with ProcessGrid(comm) as grid:

@@ -122,7 +122,7 @@ def test_a_flip_on_the_way_to_another_layout_is_repaired(comm: Any, monkeypatch:
 
 
 @pytest.mark.parametrize(("dtype", "beta"), in_turn(DTYPES, [0, -0.5]))
-def test_a_fault_that_stays_raises_on_all_ranks(
+def test_a_permanent_fault_raises_on_all_ranks(
     comm: Any, monkeypatch: pytest.MonkeyPatch, grid: Any, dtype: str, beta: float
 ) -> None:
     """After four runs; "detect" after the first.  A product in place is repeated from C on entry."""
@@ -210,7 +210,7 @@ def test_products_that_hold_nan_pass(comm: Any, grid: Any, value: float) -> None
     assert comm.rank or np.array_equal(found, 2 * a)
 
 
-def test_what_it_takes_is_planned(comm: Any, grid: Any) -> None:
+def test_words_and_memory_of_protection_are_planned(comm: Any, grid: Any) -> None:
     """Words, all-reduces and bytes, within the memory limit; without protection, none."""
     A, B, C = (DistMatrix.random(x, grid=grid, block=16) for x in ((70, 50), (50, 60), (70, 60)))
     bare = plan(A, B, C, beta=1)

@@ -167,7 +167,7 @@ def test_weights_of_a_rank_never_cancel() -> None:
             assert (far | (columns == 0)).all()
 
 
-def test_larger_rounding_errors_accuse_nobody(
+def test_large_rounding_errors_are_not_reported_as_flips(
     comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A row exceeds its threshold in two runs with the same bits; a flip is reported only after the second."""
@@ -247,7 +247,7 @@ def test_products_inside_are_compared_and_repeated(
         run("all")
 
 
-def test_what_is_no_whole_product_is_not_compared(comm: Any, grid: Any) -> None:
+def test_parts_of_products_are_not_compared(comm: Any, grid: Any) -> None:
     """A triangle of a product, and a factorisation: refused on all ranks, and not taken for wrong."""
     A: Any = DistMatrix.random((18, 8), grid=grid)
     more: Any = {"protect": "detect"}

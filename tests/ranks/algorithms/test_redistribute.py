@@ -23,7 +23,7 @@ from pdgemm.transport.block_copy import copy_blocks
 
 
 @pytest.mark.mpi
-def test_nothing_travels_within_one_layout(comm: Any, grids: list[Any]) -> None:
+def test_nothing_is_sent_within_one_layout(comm: Any, grids: list[Any]) -> None:
     for grid in grids:
         X = DistMatrix.random((50, 40), grid=grid, block=3)
         Y = X.redistribute(block=3, dtype="float32", alpha=2)
@@ -33,7 +33,7 @@ def test_nothing_travels_within_one_layout(comm: Any, grids: list[Any]) -> None:
 
 
 @pytest.mark.mpi
-def test_relabelling_keeps_at_home_what_can_stay(comm: Any) -> None:
+def test_relabelling_avoids_messages(comm: Any) -> None:
     backwards = list(range(comm.size))[::-1]
     with ProcessGrid(comm, (comm.size, 1), ranks=backwards) as one, ProcessGrid(comm, (comm.size, 1)) as two:
         X = DistMatrix.random((60, 8), grid=one)
@@ -95,7 +95,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any) -> None:
 
 
 @pytest.mark.mpi
-def test_overflow_is_infinity_and_harms_nobody(comm: Any, grids: list[Any]) -> None:
+def test_overflow_is_infinity_on_all_ranks(comm: Any, grids: list[Any]) -> None:
     """A warning that is an error, on one rank, in the middle of an exchange."""
     X = DistMatrix.from_function(lambda i, j: np.where((i == 0) & (j == 0), 1e6, 1.0), (20, 20), grid=grids[0])
     with warnings.catch_warnings(), np.errstate(all="raise"):
@@ -113,7 +113,7 @@ def test_integers_are_numbers_modulo_two_to_the_32(comm: Any, grids: list[Any]) 
 
 @pytest.mark.mpi
 @square_grid
-def test_in_place_where_every_element_stays(comm: Any, grids: list[Any]) -> None:
+def test_redistribution_in_place_if_no_element_moves(comm: Any, grids: list[Any]) -> None:
     x = np.arange(400).reshape(20, 20) * (1 + 1j)
     for grid in grids:
         X = DistMatrix.from_global(x, grid=grid, block=3)
@@ -190,7 +190,7 @@ def test_blocks_are_copied_where_they_belong(
             assert np.array_equal(back[np.ix_(rows.indices(i), cols.indices(j))], expected)
 
 
-def test_the_best_places_are_those_that_keep_most() -> None:
+def test_best_places_keep_most_elements() -> None:
     source = Layout(Distribution.over((3, 1), (30, 4)), (2, 0, 1), np.dtype("d"))
     target = Layout(Distribution.over((3, 1), (30, 4)), (0, 1, 2), np.dtype("d"))
     assert best_places(source, target, 3) == (2, 0, 1)

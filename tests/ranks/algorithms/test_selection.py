@@ -108,7 +108,7 @@ def test_elements_are_set_to_numbers_arrays_and_matrices(comm: Any) -> None:
         assert np.array_equal(B.allgather(), y)
 
 
-def test_what_cannot_be_picked_or_set_raises_on_all_ranks_and_changes_nothing(comm: Any, grid: Any) -> None:
+def test_bad_selections_raise_on_all_ranks_and_change_nothing(comm: Any, grid: Any) -> None:
     whole = np.arange(30.0).reshape(6, 5)
     A = DistMatrix.from_global(whole, grid=grid, block=2)
     outside = "out of range"
@@ -183,7 +183,7 @@ def test_arrays_that_are_on_every_rank_are_operands(comm: Any) -> None:
         assert np.allclose(A, x) and A.allclose(x) and not A.allclose(other) and A.allclose(x.astype("F"), rtol=1e-3)
 
 
-def test_numpys_names_of_what_is_there(comm: Any) -> None:
+def test_numpys_names_of_selections(comm: Any) -> None:
     for A, x in layouts(comm, np.random.default_rng(3).standard_normal((M, N))):
         assert np.array_equal(A.mT.allgather(), x.T) and A.itemsize == x.itemsize
         assert A.astype(A.dtype, copy=False) is A and A.astype(A.dtype) is not A

@@ -75,7 +75,7 @@ def test_percentiles(comm: Any, dtype: str) -> None:
                 agrees(comm, np.nanquantile(A, 0.3, axis=axis), np.nanquantile(whole, 0.3, axis=axis), rtol)
 
 
-def test_each_place_is_exact(comm: Any, grid: Any) -> None:
+def test_percentiles_are_exact(comm: Any, grid: Any) -> None:
     """Numbers that differ in the last bit, and the smallest ones."""
     x = np.array([0.0, 5e-324, -5e-324, 1.0, np.nextafter(1, 2), np.nextafter(1, 0), -1e308, 1e308, -2.0, 2.0, 3.0])
     A = DistMatrix.from_global(x.reshape(11, 1), grid=grid, block=1)
@@ -109,7 +109,7 @@ def test_reductions_without_nan(comm: Any, dtype: str) -> None:
             agrees(comm, np.nanvar(A, axis=1, ddof=1), np.nanvar(whole, axis=1, ddof=1), 1e-13)
 
 
-def test_what_has_no_order_or_no_axis_is_refused_on_all_ranks(comm: Any, grid: Any) -> None:
+def test_types_without_order_and_bad_axes_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
     A = DistMatrix.from_global(drawn("complex64"), grid=grid)
     B = DistMatrix.from_global(drawn("float64"), grid=grid)
     last = comm.rank == comm.size - 1

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi
 
 
 @every_grid
-def test_a_rank_without_columns_knows_the_order_of_what_arrives(comm: Any) -> None:
+def test_ranks_without_columns_know_the_memory_order_of_panels(comm: Any) -> None:
     """k = 2 in Fortran order: on wide grids some ranks have no column of A, whose array does not show the order."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for orders in ("FFC", "FCC", "CFF"):
@@ -40,7 +40,7 @@ def test_operators_and_numpy_protocol(comm: Any, grid: Any) -> None:
     assert gemm_error(out.allgather(), 1, a, b) <= TOLERANCE
 
 
-def test_c_is_made_where_none_is_given_and_beta_is_then_ignored(comm: Any, grid: Any) -> None:
+def test_without_c_a_new_matrix_is_returned_and_beta_is_ignored(comm: Any, grid: Any) -> None:
     ones = DistMatrix.from_function(lambda i, j: 1.0, (6, 6), grid=grid)
     assert pdgemm(0.5, ones, ones, 9.0).allclose(3)
 
@@ -70,7 +70,7 @@ def test_progress_counts_the_panels(comm: Any, grid: Any) -> None:
 
 
 @pytest.mark.on_ranks(1, 2)
-def test_nothing_is_allocated_or_copied_that_need_not_be(comm: Any) -> None:
+def test_no_needless_buffers(comm: Any) -> None:
     """A matrix that is not sent has no buffer; on one rank there is none at all."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for k in (12, 2000):  # thin panels are multiplied at once, wide ones one by one

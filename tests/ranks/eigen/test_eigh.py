@@ -153,7 +153,7 @@ def beside_the_cut(n: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.on_ranks(1)
 @pytest.mark.parametrize(("n", "steps"), [(40, 1), (120, None)])
-def test_values_equal_to_those_that_are_left_out(
+def test_eigenvalues_equal_to_omitted_ones(
     comm: Any, n: int, steps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """k values and vectors, whether block Lanczos finds them or not: then the whole matrix is solved.

@@ -175,7 +175,7 @@ def test_plans(comm: Any) -> None:
             assert plan.flops == report.flops > 0
 
 
-def test_what_is_not_finite(comm: Any) -> None:
+def test_nan_and_infinity(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         for bad, which in ((np.nan, 0), (np.inf, 1)):
             pair = normal(20)

@@ -66,7 +66,7 @@ def test_grids_of_one_communicator_share_its_duplicate_until_the_last_is_freed(c
         assert again.comm != MPI.COMM_NULL
 
 
-def test_a_rank_that_left_a_grid_by_its_own_error_is_at_the_next_one(comm: Any) -> None:
+def test_a_rank_that_left_a_grid_by_an_exception_joins_the_next_grid(comm: Any) -> None:
     part = comm.Dup()
     with suppress(ZeroDivisionError), ProcessGrid(part) as left:
         1 // comm.rank
@@ -160,7 +160,7 @@ def test_an_error_on_one_rank_is_raised_on_all(comm: Any) -> None:
 
 
 @square_grid
-def test_the_lowest_rank_is_heard_and_all_are_named(comm: Any) -> None:
+def test_the_lowest_rank_is_raised_and_all_are_named(comm: Any) -> None:
     with pytest.raises(PdgemmError) as caught:
         agree(comm, PdgemmError(f"from {comm.rank}") if comm.rank != 1 else None)
     assert str(caught.value).startswith("from 0")
@@ -168,7 +168,7 @@ def test_the_lowest_rank_is_heard_and_all_are_named(comm: Any) -> None:
         assert str(caught.value) == "from 0 [ranks 0, 2-3 of 4]"
 
 
-def test_an_exception_that_cannot_travel_still_arrives(comm: Any) -> None:
+def test_exceptions_that_cannot_be_pickled_are_raised_on_all_ranks(comm: Any) -> None:
     class LocalError(Exception):
         pass
 

@@ -97,7 +97,7 @@ ProcessGrid()
 """
 
 
-def test_a_window_that_another_program_prevents_ends_the_job() -> None:
+def test_a_failed_shared_window_ends_the_job() -> None:
     """One rank gets the error; the others are in MPI."""
     run = with_own_memory("size=64m", TAKEN, other_mpis=False)
     assert run.returncode == 3, run.stderr
@@ -133,7 +133,7 @@ def test_the_user_may_limit_the_memory_of_the_node(
 
 
 @jobs.needs_mpiexec
-def test_the_window_is_made_without_a_word_from_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_is_made_without_messages_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
     """If UCX is not excluded for Open MPI by the user; the level of threads stays."""
     program = """
 from mpi4py import MPI

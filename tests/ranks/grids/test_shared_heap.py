@@ -29,7 +29,7 @@ def filled(heap: Any, nbytes: int, value: int) -> np.ndarray:
     return block
 
 
-def test_blocks_are_used_again_and_go_back() -> None:
+def test_blocks_are_reused_and_freed() -> None:
     """In any order of allocation: blocks do not overlap, a view keeps its block alive, in the end all is free."""
     heap, rng = Heap(mmap.mmap(-1, 1 << 27), lambda part: True), np.random.default_rng(0)
     held: list[np.ndarray] = []
@@ -49,7 +49,7 @@ def test_blocks_are_used_again_and_go_back() -> None:
     assert sum(end - start for start, end in heap._warm) <= shared_heap.KEPT
 
 
-def test_what_is_not_kept_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_are_not_retained_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages beyond KEPT are freed, and allocated again, only these, before they are handed out."""
     monkeypatch.setattr(shared_heap, "KEPT", 6 << 20)
     taken: list[int] = []
@@ -82,7 +82,7 @@ def pages(file: int) -> int:
 
 
 @pytest.mark.parametrize("failed", [False, KeyboardInterrupt()])
-def test_of_a_block_that_cannot_be_had_nothing_is_kept(failed: Any, file: int) -> None:
+def test_a_failed_block_frees_its_pages(failed: Any, file: int) -> None:
     """Its pages are freed again, and pages retained before are still known."""
     os.ftruncate(file, 16 * PAGE)
     answers = iter([True, True, True, failed, True])
@@ -116,7 +116,7 @@ def test_a_forked_process_gives_nothing_back() -> None:
 
 
 @pytest.mark.mpi
-def test_where_the_system_has_no_page_it_says_so(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pages_are_an_error(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages behind the end of a file, as in a full /dev/shm: to write there would end in SIGBUS."""
     os.ftruncate(file, 8 * PAGE)
     memory = mmap.mmap(file, 8 * PAGE)

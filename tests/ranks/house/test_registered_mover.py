@@ -43,7 +43,7 @@ def test_it_is_planned_saved_and_carried_out(comm: Any, grid: Any) -> None:
         Plan.from_json(p.to_json())
 
 
-def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
+def test_it_is_chosen_if_the_machine_is_faster_with_it(comm: Any) -> None:
     fast, slow = Link(1e-9, 1e-12), Link(1e-3, 1e-8)
     with ProcessGrid(comm) as grid, tree_registered():
         A = DistMatrix.random((64, 64), grid=grid, block=4, seed=1)
@@ -57,7 +57,7 @@ def test_it_is_taken_where_the_machine_is_faster_with_it(comm: Any) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_it_sends_what_a_device_has_packed(comm: Any, schedule: str) -> None:
+def test_it_sends_panels_packed_on_a_device(comm: Any, schedule: str) -> None:
     """On a device with delayed work, where MPI accepts pointers to its memory."""
     with (
         tree_registered(),

@@ -73,7 +73,7 @@ def test_any_object_with_memory_of_the_host(comm: Any, grid: Any, exported: Any)
     assert np.array_equal(C.allgather(), x)
 
 
-def test_what_is_no_array(comm: Any, grid: Any) -> None:
+def test_objects_that_are_not_arrays(comm: Any, grid: Any) -> None:
     class Late:
         """Like an array that cannot be exported: torch refuses those that require gradients."""
 
@@ -107,7 +107,7 @@ def test_what_is_no_array(comm: Any, grid: Any) -> None:
         DistMatrix.from_local(None, (4, 4), grid=grid)
 
 
-def test_local_arrays_go_out_and_the_matrix_says_so(comm: Any, grid: Any) -> None:
+def test_local_arrays_are_exported_and_errors_name_them(comm: Any, grid: Any) -> None:
     A = DistMatrix.random((8, 6), grid=grid, block=2)
     out = np.from_dlpack(A.local)
     assert out.size == 0 or np.shares_memory(out, A.local)
@@ -146,7 +146,7 @@ def test_dask_arrays(comm: Any) -> None:
             assert max(map(len, every)) <= -(-lazy.npartitions // comm.size) + 1
 
 
-def test_what_dask_does_not_know(comm: Any, grid: Any) -> None:
+def test_dask_arrays_of_unknown_shapes(comm: Any, grid: Any) -> None:
     da = pytest.importorskip("dask.array")
 
     x = np.random.default_rng(2).standard_normal((23, 17))
@@ -193,7 +193,7 @@ def test_arrays_of_other_libraries(comm: Any, grid: Any, name: str) -> None:
 
 
 # ------------------------------------------------------------------ what stays where it is
-def test_what_cannot_be_pickled_says_what_to_do(comm: Any, grid: Any) -> None:
+def test_errors_of_pickling_name_the_remedy(comm: Any, grid: Any) -> None:
     A, B = (DistMatrix.random((6, 6), grid=grid, seed=seed) for seed in (1, 2))
     batch = Batch.from_local(np.ones((2, 3, 3)), comm)
     uneven = Batch.from_local([np.ones((2, 3)), np.ones((1, 1))], comm)

@@ -186,7 +186,7 @@ def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -
     assert np.array_equal(C.local, C.dealt(expected, C.before))
 
 
-def test_local_arrays_need_no_more_than_what_is_read(comm: Any, contexts: list[int]) -> None:
+def test_local_arrays_may_end_after_the_submatrix(comm: Any, contexts: list[int]) -> None:
     """LLD_ = 1 if a process has no columns, and no columns behind those of the submatrix."""
     row = contexts[0]
     column_of = scalapack.blacs_gridinfo(row)[3]
@@ -265,7 +265,7 @@ def test_arguments_as_a_fortran_program_hands_them_over(comm: Any, contexts: lis
 
 @pytest.mark.mpi(min_size=2)
 @square_grid
-def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> None:
+def test_processes_outside_of_a_context(comm: Any) -> None:
     """A is on the first processes, B on the last ones; the others have no valid descriptors."""
     world = scalapack.blacs_gridinit(comm, comm.size, 1)
     half = (comm.size + 1) // 2  # if the number is odd, the middle one has both
@@ -315,7 +315,7 @@ def test_processes_outside_of_a_context_are_told_by_the_others(comm: Any) -> Non
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
+def test_a_wrong_context_on_one_process_raises_on_all(comm: Any) -> None:
     """Contexts of a communicator and of its duplicate: whichever the others pass, all raise together."""
     double = comm.Dup()
     made = [scalapack.blacs_gridinit(x, 1, comm.size) for x in (comm, double)]
@@ -353,7 +353,7 @@ def test_a_wrong_context_on_one_process_is_told_by_all(comm: Any) -> None:
         assert scalapack.blacs_gridinfo(ictxt) == (-1, -1, -1, -1)
 
 
-def test_contexts_that_are_none(comm: Any) -> None:
+def test_invalid_contexts(comm: Any) -> None:
     grid = ProcessGrid(comm)
     ictxt = scalapack.context(grid)
     desc = scalapack.descinit(4, 4, 1, 1, 0, 0, ictxt, 4)

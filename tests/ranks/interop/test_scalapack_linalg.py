@@ -108,7 +108,7 @@ def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
                 assert np.linalg.norm(matrix @ X - given, 1) <= eps * size * np.linalg.norm(X, 1)
 
 
-def test_what_is_not_positive_definite(comm: Any, contexts: list[int]) -> None:
+def test_matrices_that_are_not_positive_definite(comm: Any, contexts: list[int]) -> None:
     """INFO is the order of the minor, plus N for an eigenproblem; all matrices are unchanged."""
     rng = np.random.default_rng(8)
     for at, uplo in ((1, "L"), (14, "U"), (30, "L")):
@@ -180,7 +180,7 @@ def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
             assert np.linalg.norm(np.eye(n) - M @ X, 1) <= 30 * scale, (n, uplo)
 
 
-def test_factors_that_have_no_inverse(comm: Any, contexts: list[int]) -> None:
+def test_singular_factors_have_no_inverse(comm: Any, contexts: list[int]) -> None:
     """INFO is the number of the zero on the diagonal, and the factors are unchanged; arguments as ScaLAPACK's."""
     factors = random((20, 20), "d", 1)
     factors[12, 12] = factors[15, 15] = 0
@@ -202,7 +202,7 @@ def test_factors_that_have_no_inverse(comm: Any, contexts: list[int]) -> None:
     assert np.array_equal(A.local, A.before)
 
 
-def test_singular_matrices_and_pivots_that_are_none(comm: Any, contexts: list[int]) -> None:
+def test_singular_matrices_and_invalid_pivots(comm: Any, contexts: list[int]) -> None:
     matrix = random((20, 20), "d", 1)
     matrix[:, 12] = 0
     A, B = (Global(x, contexts[0], (4, 3)) for x in (matrix, random((20, 2), "d", 2)))

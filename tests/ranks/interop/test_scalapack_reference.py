@@ -115,7 +115,7 @@ def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
         assert (B.difference() == 0).all(), (one, other, m, n)
 
 
-def test_what_is_wrong_with_an_operand(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
+def test_info_of_bad_operands(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
     """INFO of PB_Cchkmat for random arguments near their bounds; not for copies (RSRC_ = -1), which pdgemm refuses.
 
     It checks descriptors of type 2, to which PDGEMM converts those of type 1.

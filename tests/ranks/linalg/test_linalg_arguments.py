@@ -21,7 +21,7 @@ from pdgemm.matrix import numpy_functions
 pytestmark = pytest.mark.mpi
 
 
-def test_what_overlaps_or_differs_raises_on_all_ranks(comm: Any) -> None:
+def test_overlapping_or_different_arguments_raise_on_all_ranks(comm: Any) -> None:
     grid, first = ProcessGrid(comm), comm.rank == 0
     a = np.random.default_rng(1).standard_normal((12, 12)) + 12 * np.eye(12)
     A = DistMatrix.from_global(a + 1j * a.T, grid=grid, block=2)
@@ -212,7 +212,7 @@ def test_operands_are_taken_as_by_the_product(comm: Any) -> None:
                 linalg.solve(M, b if comm.rank else S)
 
 
-def test_names_of_scipy_and_numpy_do_what_theirs_do(comm: Any) -> None:
+def test_functions_named_like_scipys_and_numpys(comm: Any) -> None:
     rng = np.random.default_rng(2)
     x, b = rng.standard_normal((9, 9)) + 1j * rng.standard_normal((9, 9)), np.arange(9) + 1j
     h, low = x @ x.conj().T + np.eye(9), x[:, :3] @ x[:3, :6]
@@ -274,7 +274,7 @@ def test_rank_and_pseudoinverse_of_any_shape(comm: Any) -> None:
         assert linalg.matrix_rank(A, rtol=0) == 0 and linalg.matrix_rank(A + 1, 1e3) == 0
 
 
-def test_every_name_that_a_message_advises_can_be_called(comm: Any) -> None:
+def test_functions_named_in_messages_exist(comm: Any) -> None:
     advice = numpy_functions._INSTEAD.values()
     names = sorted({*re.findall(r"\b(?:pdgemm|numpy|hdf5)(?:\.\w+)+", " ".join(advice))})
     assert "pdgemm.linalg.solve" in names and "hdf5.save" in names

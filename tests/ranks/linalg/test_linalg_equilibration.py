@@ -169,7 +169,7 @@ def test_solutions_and_inverses(comm: Any, dtype: Any) -> None:
             assert np.array_equal(A.allgather(), times(M, rows, cols))
 
 
-def test_rows_of_which_pivoting_is_misled(comm: Any) -> None:
+def test_rows_that_mislead_pivoting(comm: Any) -> None:
     """A large element makes the first row the pivot row, and others of its elements are lost: as LAPACK's gesvx."""
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(np.array([[10, 1e20], [1, 1]]), grid=grid, block=1)

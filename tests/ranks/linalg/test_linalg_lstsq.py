@@ -107,7 +107,7 @@ def test_ranks_of_graded_matrices(comm: Any, dtype: str, monkeypatch: Any) -> No
                     assert lstsq(A, b, rcond=rcond)[2] == np.count_nonzero(s > rcond * s[0]), (name, rcond)
 
 
-def test_a_cut_that_rounding_decides(comm: Any) -> None:
+def test_values_near_the_tolerance_are_warned_of(comm: Any) -> None:
     """All ranks warn if values cannot be distinguished from the tolerance; values up to the tolerance are dropped."""
     s = np.array([1, 1, 0.5, 0.5, 0.5, 0.1, 1e-3, 1e-3])
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
@@ -155,7 +155,7 @@ def test_other_types_and_large_numbers(comm: Any) -> None:
         assert np.allclose(x * 1e80, expected[:, 0]) and np.isfinite(residuals).all()
 
 
-def test_what_is_not_finite(comm: Any) -> None:
+def test_nan_and_infinity(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         A = DistMatrix.random((9, 4), grid=grid)
         A[3, 2] = np.nan  # type: ignore[index]

@@ -85,7 +85,7 @@ def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -
             assert of_vector[-2:] == ["trsm", "to all ranks"] or (comm.size == 1 and of_vector[-1] == "trsm")
 
 
-def test_what_the_elements_decide(comm: Any) -> None:
+def test_counts_that_depend_on_elements(comm: Any) -> None:
     """The numbers of corrections of `solve` and of rows that LU exchanges; all else as planned."""
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(np.triu(rng_matrix(80, 80, "float64")) + 9 * np.eye(80), grid=grid, block=16)

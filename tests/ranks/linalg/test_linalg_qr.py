@@ -310,7 +310,7 @@ def test_every_grid_and_layout(comm: Any, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:3])
-def test_what_is_measured_decides(comm: Any, dtype: str) -> None:
+def test_the_measured_condition_chooses_the_method(comm: Any, dtype: str) -> None:
     """Condition numbers from 10 to 1e16: CholeskyQR2, with a shift, or TSQR, all equally accurate."""
     single = np.finfo(dtype).eps > 1e-10
     with ProcessGrid(comm, (comm.size, 1)) as grid:

@@ -151,7 +151,7 @@ def test_the_table(comm: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["solve", "solve pos", "solve upper", "solve_triangular", "cho_solve", "lstsq"])
-def test_right_sides_alone(comm: Any, name: str) -> None:
+def test_extreme_right_sides(comm: Any, name: str) -> None:
     """Matrices near 1 with right-hand sides at the ends of the range."""
     function, powers = FUNCTIONS[name], (1, 2, 0) if name == "lstsq" else (1, 1)
     with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid:
@@ -177,7 +177,7 @@ def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
             assert np.array_equal(factors.LU.allgather(), whole)
 
 
-def test_plans_and_what_is_not_finite(comm: Any) -> None:
+def test_plans_nan_and_infinity(comm: Any) -> None:
     """Words are also as planned at the ends of the range; zeros, NaN and infinity are preserved."""
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         p = problem(grid, "float64", -1040, -1040)
@@ -201,7 +201,7 @@ def test_plans_and_what_is_not_finite(comm: Any) -> None:
         assert linalg.lu_factor(DistMatrix.from_global(few, grid=grid)).zero_pivot == 2  # -1/3 is not defined there
 
 
-def test_what_overflows_is_infinite(comm: Any) -> None:
+def test_overflow_is_infinite(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         A = DistMatrix.eye(5, grid=grid) * 2.0**-1060
         assert np.array_equal(np.diag(linalg.inv(A).allgather()), np.full(5, np.inf))

@@ -157,7 +157,7 @@ def test_refinement_that_does_not_converge(comm: Any, kind: str) -> None:
         assert backward(given, X.allgather(), b, "float64") <= EPS
 
 
-def test_what_cannot_be_solved(comm: Any) -> None:
+def test_systems_that_cannot_be_solved(comm: Any) -> None:
     triangle = np.tri(9)
     triangle[4, 4] = 0
     with ProcessGrid(comm) as grid:

@@ -208,7 +208,7 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
 
 @pytest.mark.mpi
 @pytest.mark.on_ranks(4)
-def test_first_mistakes_are_told_with_what_to_do(comm: Any, grid: Any) -> None:
+def test_messages_of_common_mistakes_name_the_remedy(comm: Any, grid: Any) -> None:
     def imatmul(X: Any, Y: Any) -> None:
         X @= Y
 
@@ -242,12 +242,12 @@ def test_first_mistakes_are_told_with_what_to_do(comm: Any, grid: Any) -> None:
     backward.free()
 
 
-def test_many_different_calls_are_not_all_told() -> None:
+def test_errors_name_only_some_of_many_different_calls() -> None:
     text = _disagreement([f"f, seed={rank}" for rank in range(1000)])
     assert text.endswith("; rank 3: f, seed=3; and 996 others") and len(text) < 200
 
 
-def test_the_signature_of_pdgemm_is_as_it_is_written() -> None:
+def test_the_signature_of_pdgemm() -> None:
     required = [name for name, x in signature(pdgemm).parameters.items() if x.default is Parameter.empty]
     assert required == ["alpha", "A", "B"]
 

@@ -56,7 +56,7 @@ def test_products_with_vectors_and_thin_matrices(comm: Any, dtype: str) -> None:
             assert np.allclose((thin.T @ A.T).allgather(), thin.T @ wide.T, rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_fit_is_refused_on_all_ranks(comm: Any, grid: Any) -> None:
+def test_shapes_that_do_not_match_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
     A, B = DistMatrix.zeros((6, 4), grid=grid), DistMatrix.zeros((4, 6), grid=grid)
     for wrong in (B, np.zeros(6), np.zeros((4, 1)), A[:3, :], np.zeros(0)):
         with pytest.raises(LayoutError, match="cannot be broadcast to one shape"):

@@ -99,7 +99,7 @@ def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.Dat
 @every_grid
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_each_rank_gets_what_it_asks_for(comm: Any, grids: list[Any], data: st.DataObject) -> None:
+def test_each_rank_gets_the_requested_parts(comm: Any, grids: list[Any], data: st.DataObject) -> None:
     """Also of views; parts that overlap, on one rank and among ranks; empty ones."""
     draw = data.draw
     m, n = draw(st.integers(0, 20)), draw(st.integers(0, 20))
@@ -174,7 +174,7 @@ def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> N
                 assert x.counted.messages_sent >= x.counted.words_sent / 7
 
 
-def test_what_is_wrong_is_raised_on_all_ranks(comm: Any) -> None:
+def test_bad_blocks_raise_on_all_ranks(comm: Any) -> None:
     last = comm.size - 1
     start, stop = 2 * comm.rank, 2 * comm.rank + 2
     m = 2 * comm.size

@@ -63,7 +63,7 @@ def test_dealing_from_one_rank(comm: Any) -> None:
                 assert np.array_equal(A.local, whole(shape)[np.ix_(*A.indices())])
 
 
-def test_long_messages_travel_in_pieces(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_messages_are_sent_in_pieces(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "PIECE_BYTES", 100)
     A = DistMatrix.from_global(whole((50, 7)), grid=grid, block=3)
     assert len(list(gather._pieces(A.distribution, grid, 8))) > comm.size
@@ -161,7 +161,7 @@ def test_rows_further_apart_than_blas_takes_are_refused_everywhere(comm: Any) ->
         matmul_batched(*(Batch.from_local(items, comm) for items in lists))
 
 
-def test_matrices_lie_on_one_layer(comm: Any) -> None:
+def test_matrices_are_on_one_layer(comm: Any) -> None:
     if comm.size > 1:
         with ProcessGrid(comm, layers=comm.size) as grid, pytest.raises(GridError, match="one layer"):
             DistMatrix.zeros((3, 3), grid=grid)

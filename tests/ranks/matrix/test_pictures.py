@@ -29,7 +29,7 @@ def test_corners_are_as_numpy_prints_them(comm: Any, grid: Any) -> None:
         assert str(A.local) in str(A)  # local: a single rank may print it
 
 
-def test_who_owns_what(comm: Any, grid: Any) -> None:
+def test_owners_of_elements(comm: Any, grid: Any) -> None:
     A = DistMatrix.zeros((6, 5), grid=grid, block=2)
     picture = A.draw()
     lines = [line.split() for line in str(picture).splitlines()[1:]]

@@ -110,7 +110,7 @@ def test_a_function_of_numpy_is_right_or_refused(comm: Any) -> None:
         assert outcome(np.linalg.matmul, A, B) == "right"
 
 
-def test_methods_of_arrays_that_are_missing_say_what_to_do_instead(comm: Any) -> None:
+def test_missing_methods_of_arrays_name_an_alternative(comm: Any) -> None:
     with middle_grid(comm) as grid:
         A = DistMatrix.random((6, 6), grid=grid, block=2)
         missing = [name for name in dir(np.ndarray) if not name.startswith("_") and not hasattr(A, name)]
@@ -141,7 +141,7 @@ def test_a_ufunc_is_right_or_refused(comm: Any) -> None:
             assert outcome(np.add, A, B) == outcome(np.isfinite, A) == outcome(np.multiply, 2, A) == "right"
 
 
-def test_what_is_more_than_elementwise_is_refused(grid: Any) -> None:
+def test_other_than_elementwise_ufuncs_are_refused(grid: Any) -> None:
     A, B, C = (dealt(np.random.default_rng(seed).random((6, 6)), grid=grid, block=2) for seed in range(3))
     mask = A > B
     before = C.allgather()
@@ -195,7 +195,7 @@ def test_a_conjugated_view_is_not_written_to_by_a_ufunc(grid: Any) -> None:
         np.add(A.H, 1, out=A.H)
 
 
-def test_arrays_that_are_more_or_less_than_numbers(comm: Any, grid: Any) -> None:
+def test_subclasses_of_arrays(comm: Any, grid: Any) -> None:
     """Subclasses that only extend an array are accepted; others, whose data would be lost, are refused."""
     x = np.arange(12.0).reshape(3, 4)
     for same in (x.view(np.recarray), x.tolist()):

@@ -17,7 +17,7 @@ NAMES = ("sum", "mean", "prod", "std", "var", "min", "max", "argmin", "argmax", 
 AXES = (None, 0, 1)
 
 
-def test_columns_and_rows_that_are_kept_are_matrices_and_words_are_counted(comm: Any) -> None:
+def test_reductions_with_keepdims_are_matrices_and_words_are_counted(comm: Any) -> None:
     whole = drawn((13, 8), "float32")
     for A in matrices(comm, whole):
         for name in NAMES:

@@ -71,7 +71,7 @@ def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(grid: Any, dty
         assert verify(C, 1, A, B, vectors=20).wrong
 
 
-def test_what_cannot_be_told_has_not_passed(grid: Any) -> None:
+def test_undecidable_results_do_not_pass(grid: Any) -> None:
     """If nothing is compared, if zeros would pass, and if sums of magnitudes overflow."""
     one, nan = (DistMatrix.from_global(np.full((6, 6), x), grid=grid) for x in (1.0, np.nan))
     told = verify(nan, 1, one, nan)

@@ -25,7 +25,7 @@ def numbers(shape: tuple[int, int], dtype: str = "complex128", seed: int = 0) ->
 
 
 @tiers.square_grid
-def test_views_of_views_are_what_numpy_makes_of_them(comm: Any) -> None:
+def test_views_of_views_equal_numpys(comm: Any) -> None:
     x = numbers((23, 17))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -70,7 +70,7 @@ def test_a_product_of_transposes_into_a_transpose_moves_nothing(grid: Any) -> No
     assert out.report.moves == ()
 
 
-def test_a_product_is_stored_as_both_operands_are(grid: Any) -> None:
+def test_a_product_has_the_memory_order_of_both_operands(grid: Any) -> None:
     """By columns if both operands are, on the grid where they were created; otherwise by rows."""
     for orders, expected in (("CC", "C"), ("CF", "C"), ("FC", "C"), ("FF", "F")):
         A, B = (DistMatrix.random((9, 9), grid=grid, order=order, seed=s) for s, order in enumerate(orders))
@@ -115,7 +115,7 @@ def test_idle_ranks_take_part_and_hold_nothing(comm: Any) -> None:
 
 
 # ------------------------------------------------------------------ what other systems got wrong
-def test_one_row_of_a_column_major_array_is_what_it_is(comm: Any) -> None:
+def test_rows_of_column_major_arrays(comm: Any) -> None:
     with ProcessGrid(comm, (1, comm.size)) as grid:
         x = numbers((5, 7))
         X = DistMatrix.from_global(x, grid=grid)
@@ -144,9 +144,7 @@ def test_sums_are_rounded_in_pieces_of_any_shape(grid: Any, dtype: str, monkeypa
 # ------------------------------------------------------------------ memory
 @tiers.square_grid
 @pytest.mark.parametrize(("dtype", "order"), tiers.in_turn(["float64", "float16", "int8", "complex128"], "CF"))
-def test_nothing_is_allocated_that_the_plan_does_not_tell(
-    comm: Any, grid: Any, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_equals_the_plan(comm: Any, grid: Any, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No hidden copy: memory of NumPy and of the node equals the report's, up to short arrays."""
     empty, shared = NodeMemory.empty, [0]
 

@@ -48,7 +48,7 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
         assert [*calls] == ["layer", "ends", "update"] and all(1e-5 < seconds < 10 for seconds in calls.values())
 
 
-def test_a_link_that_cannot_be_is_measured_again(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_link_is_measured_again(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the large transfer takes longer than the small one, at most three times."""
     links, where = import_module("pdgemm.tools.calibrate.links"), MeasuredPlace(None, HOSTS, False, False)
     for seconds, times in (([(2e-3, 1e-3), (1e-4, 1e-2), (0, 0)], 2), ([(2e-3, 1e-3)] * 9, 3)):
@@ -102,7 +102,7 @@ def test_a_failing_callback_harms_nobody(comm: Any, tree_mover: None) -> None:
 
 @pytest.mark.on_ranks(2)
 @pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap", "functions", "layers"])
-def test_a_buffer_that_one_rank_has_no_room_for_is_an_error_of_all(
+def test_too_little_memory_on_one_rank_is_an_error_on_all(
     comm: Any, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """As on a full GPU; the other ranks must not wait for it."""

@@ -65,7 +65,7 @@ def test_a_plan_tells_what_the_run_then_does(comm: Any, grid: Any) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "mover"), in_turn([*families(), ENTRY.name], ["auto", *BY_MESSAGES]), indirect=["mover"]
 )
-def test_a_prepared_product_is_formed_again_and_again(comm: Any, algorithm: str, mover: str) -> None:
+def test_a_prepared_product_reads_current_elements(comm: Any, algorithm: str, mover: str) -> None:
     """It reads the current elements of the matrices, also after other products have evicted its grid."""
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
@@ -219,7 +219,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_impossible_is_refused_on_all_ranks_alike(comm: Any, grid: Any) -> None:
+def test_impossible_plans_are_refused_on_all_ranks_alike(comm: Any, grid: Any) -> None:
     A, B, C = matrices(grid, (12, 12, 12))
     before = C.local.copy()
     for asked, message in IMPOSSIBLE[: -1 if comm.size == 1 else None]:
@@ -252,7 +252,7 @@ def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any, grid: A
         assert gemm_error(C.allgather(), 1, a, b) <= TOLERANCE
 
 
-def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_product_reuses_its_views(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """C caches its views while A and B live; whatever changes, the result is right."""
     made: list[object] = []
     make = prepared.executor_of
@@ -297,7 +297,7 @@ def test_a_product_of_the_same_matrices_is_not_made_anew(comm: Any, monkeypatch:
             check(3, B, x, 0, 1)
 
 
-def test_buffers_go_with_the_call(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_are_freed_after_the_call(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, immediately, and not by the garbage collector."""
     alive: list[Any] = []
     buffers = Workspace.__init__

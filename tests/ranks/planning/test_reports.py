@@ -126,7 +126,7 @@ def test_products_are_logged_once(comm: Any, grid: Any, caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-def test_debug_says_how_panels_travel_why_and_what_is_allocated(
+def test_the_debug_log_names_movers_reasons_and_allocations(
     comm: Any, grid: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     A = DistMatrix.random((50, 50), grid=grid, block=7)

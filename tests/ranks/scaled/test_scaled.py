@@ -133,7 +133,7 @@ def test_shapes_without_elements(comm: Any, grid: Any) -> None:
     assert np.array_equal(pdgemm(0, S, S, 2, C).allgather(), 2 * np.eye(9))
 
 
-def test_narrow_panels_travel(comm: Any) -> None:
+def test_narrow_panels_are_sent(comm: Any) -> None:
     """A panel has one byte per element: the scales are the only words of other types."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         A = DistMatrix.random((64, 64), grid=grid, block=16, seed=1)

@@ -188,7 +188,7 @@ SAME: dict[str, tuple[Act, Act]] = {
 }
 
 
-def test_what_is_equal_is_not_refused(job: Any, shared_tmp_path: Path) -> None:
+def test_equal_arguments_in_other_forms_are_accepted(job: Any, shared_tmp_path: Path) -> None:
     job.path = shared_tmp_path / "a.h5"
     hdf5.save(job.path, "x", job.A)
     for one, other in SAME.values():
@@ -196,7 +196,7 @@ def test_what_is_equal_is_not_refused(job: Any, shared_tmp_path: Path) -> None:
         job.comm.Barrier()
 
 
-def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
+def test_calls_without_a_communicator_are_refused_immediately(job: Any) -> None:
     other = job.comm.Split(job.comm.rank % 2)
     between = other.Create_intercomm(0, job.comm, 1 - job.comm.rank % 2)
     with pytest.raises(GridError, match=r"got \(2, 2\); the shape of a grid is shape="):
@@ -214,12 +214,12 @@ def test_who_has_nobody_to_agree_with_is_refused_at_once(job: Any) -> None:
             make((3, 3), grid=job.comm)
 
 
-def test_a_real_matrix_is_compared_with_any_number(job: Any) -> None:
+def test_allclose_of_a_real_matrix_takes_any_number(job: Any) -> None:
     ones = job.Matrix.from_function(lambda i, j: 1, (4, 4), grid=job.grid)
     assert ones.allclose(1) and ones.allclose(np.float32(1)) and ones.allclose(1 + 0j) and not ones.allclose(1 + 2j)
 
 
-def test_one_who_deviates_is_told_apart() -> None:
+def test_deviating_ranks_are_named() -> None:
     assert _disagreement(["f, 1, 2, 3", "f, 1, 5, 3", "f, 1, 2, 3"]).endswith("ranks 0, 2: f, 2; rank 1: f, 5")
     assert _disagreement(["f, 1", "f, 1, more"]).endswith("rank 0: f; rank 1: f, more")
     assert _disagreement(["f, 1", "g, 1"]).endswith("rank 0: f; rank 1: g")

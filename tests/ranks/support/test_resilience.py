@@ -156,7 +156,7 @@ def test_steps_are_repeated_until_done(comm: Any) -> None:
     assert seen == [3, 4, 5, 0]
 
 
-def test_what_a_state_is(comm: Any) -> None:
+def test_valid_states(comm: Any) -> None:
     with pdgemm.resilient(comm) as r, ProcessGrid(comm.Dup()) as other:
         A = DistMatrix.zeros((5, 5), grid=r.grid)
         for bad, error, text in [

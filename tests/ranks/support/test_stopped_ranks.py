@@ -74,7 +74,7 @@ CASES = {  # each in the middle of a wait
 }
 
 
-def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_in_every_wait_and_may_continue(tmp_path: Path) -> None:
     """The test continues the rank once the line is printed."""
     source = f"""
         def numbers(x):
@@ -112,7 +112,7 @@ def test_whatever_the_others_wait_in_and_the_result_is_right_when_it_goes_on(tmp
         assert re.search(rf"has waited \d+ s in {name}:1 \(.*\): rank 1 is stopped", text), f"{name}\n{text}"
 
 
-def test_within_the_limit_it_may_go_on_and_after_it_the_job_is_ended(tmp_path: Path) -> None:
+def test_a_stopped_rank_may_continue_within_the_limit(tmp_path: Path) -> None:
     """Where PDGEMM_WATCHDOG is set."""
     source = """
         stops_at(3, seconds=0.4)
@@ -150,7 +150,7 @@ def computes_alone():
 """
 
 
-def test_a_rank_at_work_is_neither_reported_nor_is_the_job_ended(tmp_path: Path) -> None:
+def test_a_busy_rank_does_not_end_the_job(tmp_path: Path) -> None:
     """It is reported in the user's code; not in the package's functions, nor while it holds the interpreter's lock."""
     (tmp_path / "planted.py").write_text(PLANTED)
     source = """

@@ -52,7 +52,7 @@ def line_of(source: str, text: str) -> str:
     return f"program.py:{next(number for number, line in enumerate(lines, 1) if text in line)}"
 
 
-def test_a_rank_at_work_is_named_and_may_take_its_time(tmp_path: Path) -> None:
+def test_a_busy_rank_is_named_and_not_killed(tmp_path: Path) -> None:
     source = """
         work = lambda: rank == 1 and time.sleep(1.3)
         work()
@@ -73,7 +73,7 @@ def test_a_rank_at_work_is_named_and_may_take_its_time(tmp_path: Path) -> None:
     assert all(any(wait in line for line in done.lines) for wait in waits), done.lines
 
 
-def test_where_seconds_are_asked_for_the_wait_is_bounded(tmp_path: Path) -> None:
+def test_the_watchdog_limits_waits(tmp_path: Path) -> None:
     source = """
         if rank == 0:
             time.sleep(30)
@@ -127,7 +127,7 @@ def test_nobody_waits_at_the_end_for_a_rank_that_failed(tmp_path: Path) -> None:
     assert "ValueError: alone" in done.stderr and done.returncode not in (0, watchdog.CODE)
 
 
-def test_a_thread_may_be_at_work_where_the_main_one_waits(tmp_path: Path) -> None:
+def test_other_threads_may_work_while_the_main_thread_waits(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
@@ -153,7 +153,7 @@ def test_a_thread_may_be_at_work_where_the_main_one_waits(tmp_path: Path) -> Non
     assert (done.code, done.out.count("done")) == (0, 3), done.err
 
 
-def test_a_rank_that_never_makes_a_grid_is_told(tmp_path: Path) -> None:
+def test_a_rank_that_never_makes_a_grid_is_reported(tmp_path: Path) -> None:
     source = """
         if rank == 1:
             time.sleep(30)
@@ -168,7 +168,7 @@ def test_a_rank_that_never_makes_a_grid_is_told(tmp_path: Path) -> None:
     assert "some rank did not join; the job is ended" in done.stderr and "(Batch.from_local)" in done.stderr
 
 
-def test_who_went_on_without_the_check_is_told(tmp_path: Path) -> None:
+def test_ranks_without_the_check_are_named(tmp_path: Path) -> None:
     done = run(tmp_path, "pdgemm(1, A, A, algorithm='cannon', check=rank == 2)")
     assert done.code in LAUNCHER
     waits = [line for line in done.lines if "rank 2 of 3 has waited" in line]

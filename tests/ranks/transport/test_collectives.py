@@ -86,7 +86,7 @@ def as_tree(addends: np.ndarray) -> np.ndarray:
     return tree[0]
 
 
-def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
+def test_sums_are_in_the_order_of_the_ranks(comm: Any) -> None:
     """For addends whose sum depends on the order: the same bits as in the stated order, in every run."""
     p, n = comm.size, 40
     addends = np.random.default_rng(1).standard_normal((p, n)) * 10.0 ** np.arange(-8, 8).repeat(3)[:n]
@@ -116,7 +116,7 @@ def test_order_of_sums_is_that_of_the_ranks(comm: Any) -> None:
     assert y[own].tobytes() == wanted.tobytes()
 
 
-def test_what_is_joined_is_not_always_a_sum(comm: Any) -> None:
+def test_reductions_with_other_operations(comm: Any) -> None:
     """Two arrays are sent together, and the earlier of two ranks is the left argument."""
 
     def later(a: Any, b: Any) -> Any:

@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[float]) -> None:
+def test_transfers_complete_in_order_and_are_waited_for_once(clock: list[float]) -> None:
     transfers = Transfers(Recorder())
     first, second, third = Request(1), Request(0), Request(0)
     group, other = [first, second], [third]
@@ -66,7 +66,7 @@ def test_arrivals_are_seen_in_order_and_nothing_is_waited_for_twice(clock: list[
     assert (first.waited, second.waited, third.waited) == (0, 0, 0)
 
 
-def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> None:
+def test_hidden_seconds_are_transfer_time_minus_waits(clock: list[float]) -> None:
     recorder = Recorder({"wait": 7.0})  # from before
     transfers = Transfers(recorder)
     a, b = [Request(9, seconds=3.0, clock=clock)], [Request(0)]
@@ -86,7 +86,7 @@ def test_hidden_is_the_time_on_the_way_without_the_waits(clock: list[float]) -> 
     assert recorder.seconds == {"wait": 10.0, "hidden": 12.0}
 
 
-def test_messages_that_leave_are_moved_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_senders_poll_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that receives nothing has to call MPI, too."""
     calls = list[str]()
     self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()

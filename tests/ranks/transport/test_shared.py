@@ -56,7 +56,7 @@ def test_a_neighbour_sees_the_array_itself(comm: Any, grid: Any) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_waits_for_ranks_without_a_core_sleep(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     naps = Mock(side_effect=sleep)
     monkeypatch.setattr(node_memory, "sleep", naps)
     assert grid.memory.oversubscribed == (grid.node.size > len(set().union(*comm.allgather(os.sched_getaffinity(0)))))
@@ -71,7 +71,7 @@ def test_who_waits_long_for_ranks_without_a_core_sleeps(comm: Any, grid: Any, mo
 
 
 @pytest.mark.mpi(min_size=2)
-def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_are_multiplied_in_place(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy, no buffer, no message: every panel given to BLAS is a part of the owner's matrix."""
     prepared, copied = Mock(), Mock()
     prepared.side_effect = Accumulator.prepared
@@ -99,7 +99,7 @@ def test_panels_are_multiplied_where_they_lie(comm: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", ["reader", "writer"])
-def test_nobody_reads_too_early_or_writes_too_soon(comm: Any, late: str) -> None:
+def test_late_ranks_and_shared_memory(comm: Any, late: str) -> None:
     """A late rank still writes before the others read; a rank that reads late is waited for."""
 
     def dawdle(*_: int) -> None:
@@ -125,9 +125,7 @@ def test_nobody_reads_too_early_or_writes_too_soon(comm: Any, late: str) -> None
 
 
 @pytest.mark.mpi(min_size=2)
-def test_without_room_matrices_are_private_and_products_send_messages(
-    comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_shared_memory_products_send_messages(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one rank has no room, all use messages.
 
     A caller may vouch for arguments, but not for memory that others use, too.
@@ -242,7 +240,7 @@ def windows_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
 @pytest.mark.mpi(min_size=2)
 @every_grid
 @pytest.mark.parametrize(("rows", "order"), in_turn([3, 40], "CF"))
-def test_sums_are_read_where_they_lie(comm: Any, grid: Any, rows: int, order: Any, windows_of: Any) -> None:
+def test_partial_sums_are_read_in_place(comm: Any, grid: Any, rows: int, order: Any, windows_of: Any) -> None:
     """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks, too."""
     windows_of(rows * 29)
     grids: list[Any] = [("inner", None, None)]

@@ -48,16 +48,16 @@ def floor(module: str) -> int:
     return FLOORS.index(next(x for n in range(len(names), 0, -1) if (x := ".".join(names[:n])) in FLOORS))
 
 
-def test_no_import_goes_up() -> None:
+def test_no_import_of_a_higher_floor() -> None:
     up = [f"{module} imports {other}" for module in MODULES for other in inside(module) if floor(other) > floor(module)]
     assert up == []
 
 
-def test_no_import_goes_round() -> None:
+def test_no_import_cycles() -> None:
     list(TopologicalSorter({module: inside(module) for module in MODULES}).static_order())  # raises CycleError
 
 
-def test_public_classes_have_names_of_their_own() -> None:
+def test_names_of_public_classes_are_unique() -> None:
     classes = [node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)]
     names = [name for name in classes if not name.startswith("_")]
     assert sorted(names) == sorted({*names})
@@ -73,7 +73,7 @@ def test_folders_have_few_ideas() -> None:
     assert {path: number for path, number in ideas.items() if number > MOST_CLASSES} == {}
 
 
-def test_rooms_are_small_and_have_names_of_their_own() -> None:
+def test_modules_and_folders_are_small_and_module_names_unique() -> None:
     names = [module.split(".")[-1] for module in MODULES if MODULES[module].name != "__init__.py"]
     assert sorted(names) == sorted({*names})
     for path in MODULES.values():

@@ -32,7 +32,7 @@ def length(node: Functions) -> int:
     return node.end_lineno - node.lineno + 1 - docstring * (first.end_lineno - first.lineno + 1)  # type: ignore[operator]
 
 
-def test_public_functions_have_names_of_their_own() -> None:
+def test_names_of_public_functions_are_unique() -> None:
     public = {
         (node.name, module)
         for module, tree in TREES.items()
@@ -49,7 +49,7 @@ def bound(node: ast.AST) -> str:
     return node.arg if isinstance(node, ast.arg) else node.name if isinstance(node, Functions) else ""
 
 
-def test_names_say_what_a_value_is() -> None:
+def test_forbidden_names() -> None:
     names = [(module, node, bound(node)) for module, tree in TREES.items() for node in ast.walk(tree)]
     assert [(module, node.lineno, x) for module, node, x in names if x.strip("_").lower() in FORBIDDEN] == []  # type: ignore[attr-defined]
 

@@ -116,7 +116,7 @@ def test_floor_sums() -> None:
     assert _floor_sum(10**9, 7, 7, 0) == 10**9 * (10**9 - 1) // 2
 
 
-def test_idle_ranks_are_said() -> None:
+def test_idle_ranks_are_printed() -> None:
     """For a prime number of ranks some are idle."""
     some, all_busy = (Question(20_000, 20_000, 20_000, ranks).plan() for ranks in (1021, 1024))
     assert "on 1021 ranks by 2.5d (summa) on 10 x 10 x 10 (21 ranks idle), redistributing" in str(some)

@@ -111,7 +111,7 @@ PROBLEMS = [(96, 96, 96), (50, 70, 31), (7, 300, 40), (5, 4, 3)]
 
 @pytest.mark.parametrize("algorithm", families())
 @pytest.mark.parametrize("mover", by_messages())
-def test_every_simulated_message_is_one_of_the_formula(algorithm: str, mover: str) -> None:
+def test_simulated_messages_equal_the_formula(algorithm: str, mover: str) -> None:
     for mnk, (ranks, layouts) in zip(PROBLEMS, combined((6, 8), LAYOUTS)):
         for product in products(*mnk, ranks, algorithm=algorithm, mover=mover, width=16, layouts=layouts):
             run = simulate(product, Machine(ranks_per_node=4), ranks)
@@ -256,7 +256,7 @@ def test_seconds_between_hosts() -> None:
 
 
 # ------------------------------------------------------------------ reports
-def test_transfers_hidden_are_those_that_were_not_waited_for() -> None:
+def test_hidden_transfers_are_not_waited_for() -> None:
     """A wait for the ranks of the node receives nothing, and is not a transfer."""
 
     def overlap(**facts: Any) -> float | None:

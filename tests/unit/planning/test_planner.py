@@ -118,7 +118,7 @@ def test_the_limit_holds_on_every_rank_or_is_refused(
     assert total.messages_sent == total.messages_received
 
 
-def test_what_fits_is_used_as_it_lies() -> None:
+def test_suitable_layouts_are_not_redistributed() -> None:
     """Only matrices in unsuitable layouts are redistributed."""
     A, B, C, size = square(100, 2)
     same, cyclic, rows, T = (layout((2, 2), (100, 100), block=x) for x in (50, 7, (7, 50), None))
@@ -150,14 +150,14 @@ def test_a_huge_inner_dimension_is_reduced_once() -> None:
     assert inner.total_words < 0.63 * summa.total_words
 
 
-def test_what_does_not_fit_the_limit_as_it_lies_may_fit_when_moved() -> None:
+def test_redistribution_may_save_memory() -> None:
     A, B, C = layout((1, 4), (10**5, 4)), layout((1, 4), (4, 100)), layout((1, 4), (10**5, 100))
     options: dict[str, Any] = {"accumulate": DOUBLE, "memory_limit": 400_000}
     alone, plan = (plan_product(A, B, C, 4, algorithm=x, **options) for x in ("inner", "auto"))
     assert (plan.product, plan.moves) == (alone.product, alone.moves)
 
 
-def test_messages_and_panels_share_what_the_limit_leaves() -> None:
+def test_messages_and_panels_share_the_free_memory() -> None:
     """A little less memory gives a few more messages, not one for each element."""
     A, B, C = layout((2, 2), (1200, 1200)).T, layout((2, 2), (1200, 1200)), layout((2, 2), (1200, 1200))
     copy = 600 * 600 * 8
@@ -189,7 +189,7 @@ def test_messages_stay_below_the_limits_of_mpi() -> None:
         assert isinstance(plan.product, Summa) and plan.product.widest <= widest
 
 
-def test_mover_and_width_are_chosen_where_they_are_left_open(tree_mover: None) -> None:
+def test_default_mover_and_width(tree_mover: None) -> None:
     problem = square(4096, 4)
     fast, slow = Link(1e-6, 1e-10), Link(1e-3, 1e-8)
     for mover, other in itertools.permutations(BY_MESSAGES, 2):
@@ -229,7 +229,7 @@ def test_moves_count_twice() -> None:
     assert plan.cost == pytest.approx(2 * plan.seconds - product, rel=0.05)
 
 
-def test_columns_are_left_where_that_saves_most_words() -> None:
+def test_column_layouts_are_retained_if_that_saves_words() -> None:
     """1.2M x 6000 x 6000 from one block of columns per rank: without redistribution SUMMA sends 200 times the bound."""
     A, B, C = (layout((1, 16), shape) for shape in ((1_200_000, 6000), (6000, 6000), (1_200_000, 6000)))
     plan = plan_product(A, B, C, 16, accumulate=DOUBLE)
@@ -239,7 +239,7 @@ def test_columns_are_left_where_that_saves_most_words() -> None:
     assert plan.words < here.words / 7
 
 
-def test_under_a_limit_too_nothing_that_fits_is_much_faster() -> None:
+def test_under_a_limit_the_chosen_plan_is_nearly_fastest() -> None:
     shapes = (2000, 3000), (3000, 500), (2000, 500)
     A, B, C = (layout((1, 8), shape) for shape in shapes)
     for limit in (600_000, 2_611_715, 20_000_000):

@@ -140,7 +140,7 @@ def test_the_choice_follows_the_rule(layouts: Any) -> None:
 
 # ------------------------------------------------------------------ ideal layouts
 @pytest.mark.parametrize("algorithm", algorithm_choices())
-def test_on_ideal_layouts_nothing_is_moved_and_all_memory_counts(algorithm: str) -> None:
+def test_ideal_layouts_need_no_redistribution(algorithm: str) -> None:
     for mnk, ranks in (((300, 200, 500), 8), ((1000, 70, 33), 12), ((5, 3, 4000), 6)):
         plan = Question(*mnk, ranks, layouts="ideal", algorithm=algorithm).plan()
         assert not plan.moves
@@ -236,7 +236,7 @@ def test_the_memory_limit_is_kept_and_what_is_missing_is_said(layouts: Any) -> N
     st.tuples(*[st.integers(0, 3000)] * 3), st.integers(1, 200), st.sampled_from([0.6, 0.8, 1, 2]),
     st.sampled_from(["default", "ideal"]),
 )  # fmt: skip
-def test_what_is_said_to_fit_the_memory_does(mnk: tuple[int, int, int], ranks: int, share: float, layouts: Any) -> None:
+def test_plans_fit_the_memory_that_they_name(mnk: tuple[int, int, int], ranks: int, share: float, layouts: Any) -> None:
     question = Question(*mnk, ranks, layouts=layouts)
     free = question.plan()
     limit = int((free.extra_bytes(None) + question.given_bytes) * share)
@@ -263,7 +263,7 @@ def test_what_is_said_to_fit_the_memory_does(mnk: tuple[int, int, int], ranks: i
         ({"ranks": 1, "algorithm": "2.5d"}, "impossible on 1 rank:"),
     ],
 )
-def test_what_is_impossible_is_refused_and_what_is_possible_is_said(asked: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused_and_possible_ones_named(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Question(**{"m": 100, "n": 100, "k": 100, "ranks": 4, **asked}).plan()
 
@@ -305,7 +305,7 @@ def test_plan_speaks_json() -> None:
 
 
 @pytest.mark.parametrize("extents", [(1, 1, 1, 1), (15000, 1200, 900, 12), (0, 5, 9, 6)])
-def test_what_is_printed_fits_80_columns(extents: tuple[int, int, int, int]) -> None:
+def test_output_fits_80_columns(extents: tuple[int, int, int, int]) -> None:
     question = Question(*extents, machine=Machine(ranks_per_node=48))
     found = question.candidates()
     texts = [candidates_explained(found, whole=True, more=""), explain(question.plan())]
@@ -338,7 +338,7 @@ def test_a_choice_that_is_not_the_fastest_is_explained(cost: float, said: str) -
     assert "less time" not in candidates_explained([chosen, slower, small], False, "")
 
 
-def test_all_candidates_are_shown_when_they_are_asked_for() -> None:
+def test_all_candidates_are_shown_on_request() -> None:
     words = ("plan", "--shape", "1500,1200,900", "--ranks", "4")
     found = json.loads(run(*words, "--json"))["candidates"]
     few, whole = run(*words), run(*words, "--all")

@@ -39,7 +39,7 @@ def test_ordinary_machines_are_not_doubted(machine: Machine) -> None:
         ({"call_overhead": 0.0154}, "a call of a product takes 15 ms: its ranks wait for processors"),
     ],
 )
-def test_what_cannot_be_and_what_no_idle_machine_has_is_told(figures: dict[str, Any], told: str) -> None:
+def test_impossible_and_implausible_figures_are_reported(figures: dict[str, Any], told: str) -> None:
     machine = replace(GOOD, **figures)
     never = not {"gamma", "call_overhead"} & {*figures}
     assert (impossible_figures(machine), doubts(machine)) == (([told], []) if never else ([], [told]))

@@ -39,7 +39,7 @@ def test_memory_is_handed_out_again() -> None:
     assert cache.kept == LEAST
 
 
-def test_no_more_than_twice_what_is_asked_for() -> None:
+def test_blocks_are_at_most_twice_the_request() -> None:
     room = BufferCache()
     large, middle = room.empty((4 * LEAST,), np.uint8), room.empty((3 * LEAST,), np.uint8)
     there = _address(middle)
@@ -75,7 +75,7 @@ def test_finalizers_that_run_while_memory_is_looked_for() -> None:
     assert room.kept == LEAST
 
 
-def test_what_is_kept_is_given_up_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_workspace_is_freed_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     room = BufferCache()
     kept = room.empty((LEAST,), np.uint8)
     del kept

@@ -20,7 +20,7 @@ def touched(chase: Chase, s: int, t: int) -> range:
 
 
 @pytest.mark.parametrize(("n", "b", "ranks"), CASES)
-def test_every_task_is_done_once_and_after_those_that_it_needs(n: int, b: int, ranks: int) -> None:
+def test_tasks_are_done_once_and_after_their_dependencies(n: int, b: int, ranks: int) -> None:
     """Each rank visits its tiles and waits for messages; a message contains the columns at the time of sending."""
     chase = Chase(n, b, ranks)
     newest, done = [0] * n, dict[tuple[int, int], int]()

@@ -81,7 +81,7 @@ def test_square_tiles_have_the_same_rows_and_columns() -> None:
 
 
 @given(dimensions())
-def test_local_indices_of_what_lies_behind(dimension: BlockCyclic) -> None:
+def test_local_indices_of_the_trailing_matrix(dimension: BlockCyclic) -> None:
     for part, end in itertools.product(range(dimension.parts), range(dimension.n + 1)):
         assert dimension.below(end, part) == (dimension.indices(part) < end).sum()
 

@@ -99,7 +99,7 @@ def test_flops() -> None:
 
 # ------------------------------------------------------------------ Cannon
 @pytest.mark.parametrize("shape", [(q, q * t) for q in range(1, 7) for t in range(1, 5)][::2])
-def test_cannon_multiplies_every_part_once_and_each_part_is_where_its_neighbour_needs_it(
+def test_cannon_multiplies_every_part_once_and_receives_it_from_its_neighbour(
     shape: tuple[int, int],
 ) -> None:
     pr, pc = shape
@@ -149,7 +149,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(layouts(), widths, st.sampled_from([*MOVERS, "tree"]), st.integers(0, 3), st.sampled_from([1, 3]), st.booleans())
-def test_every_formula_says_what_the_rounds_say(
+def test_formulas_equal_sums_over_rounds(
     laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int, lookahead: int, gpus: bool
 ) -> None:
     """Words, messages and work by the algorithm's formulas equal sums over its rounds, for all ranks."""
@@ -189,7 +189,7 @@ def check_product(product: Product, size: int) -> None:
 
 
 @pytest.mark.parametrize("mover", ["ibcast", "ring"])
-def test_what_is_sent_by_direction_is_what_the_rounds_say(mover: str) -> None:
+def test_words_by_direction_equal_the_rounds(mover: str) -> None:
     for size in (1, 2, 4, 6, 8, 12):
         laid = [Layout(Distribution.over((1, size), x, 5), tuple(range(size)), np.dtype("d")) for x in [(50, 50)] * 3]
         problems = [Problem(*laid, size, True, np.dtype("d"), 16, lookahead, mover) for lookahead in (1, 3)]

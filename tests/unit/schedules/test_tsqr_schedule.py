@@ -26,7 +26,7 @@ DTYPE = np.dtype(np.float64)
 
 
 @pytest.mark.parametrize("size", range(1, 18))
-def test_words_and_messages_are_those_of_the_edges(size: int) -> None:
+def test_words_and_messages_of_the_edges(size: int) -> None:
     """Each rank but the first has one parent, and the tree is shallow."""
     source = np.random.default_rng(size)
     ranks = tuple(source.permutation(size + 2)[:size].tolist())
@@ -59,7 +59,7 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize("kind", [cholesky_pass, tsqr_schedule, svd_of_triangle])
-def test_what_follows_from_the_rounds(kind: Callable[..., TallSchedule]) -> None:
+def test_figures_from_the_rounds(kind: Callable[..., TallSchedule]) -> None:
     """Messages of the schedule are those of its tree, and its work equals the formula."""
     for size in (1, 2, 5):
         ranks, rows = tuple(range(size))[::-1], (9, 0, 4, 7, 1)[:size]

@@ -264,7 +264,7 @@ def test_hypothesis_keeps_step(tmp_path: Path) -> None:
     assert "still waiting" not in done.err
 
 
-def test_a_test_runs_where_it_belongs(tmp_path: Path) -> None:
+def test_tests_run_on_their_numbers_of_ranks(tmp_path: Path) -> None:
     """On 3 ranks: tests for every grid, and tests marked for 3; without --tiers all, with --all thorough ones."""
     source = """
         import tiers

@@ -19,7 +19,7 @@ def test_no_test_is_imported() -> None:
     assert {name: some for name, names in lines.items() if (some := {*names} & tests)} == {}
 
 
-def test_modules_have_names_of_their_own() -> None:
+def test_names_of_test_modules_are_unique() -> None:
     """All folders are on Python's path."""
     names = Counter(path.name for path in PATHS if path.name != "conftest.py")
     assert [name for name, number in names.items() if number > 1] == []
