@@ -220,7 +220,7 @@ def test_commands_without_mpi_do_not_load_it(tmp_path: Path) -> None:
     assert loaded(tmp_path, *codes, OMPI_COMM_WORLD_SIZE="1") == [" ".join(x) for x in codes.items()]
 
 
-def test_a_product_loads_only_what_it_needs(tmp_path: Path) -> None:
+def test_a_product_loads_only_needed_modules(tmp_path: Path) -> None:
     """Only one module of SciPy, for BLAS, not all of its linear algebra."""
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.eye(3)

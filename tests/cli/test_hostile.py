@@ -38,7 +38,7 @@ def test_planted_faults_are_found(tmp_path: Path, kind: str, trial: str) -> None
     assert "mpiexec" in (kept / "1" / "commands").read_text()
 
 
-def test_a_flip_that_is_missed_is_found(tmp_path: Path) -> None:
+def test_missed_flips_are_found(tmp_path: Path) -> None:
     """Products with `protect=` that are not compared."""
     done = hostile(tmp_path, "--trial", "products.flips:1", "--ranks", "1", "--plant", "blind")
     assert done.returncode == 1 and "a flip of large effect was missed" in done.stdout, done.stdout + done.stderr

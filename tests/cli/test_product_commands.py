@@ -65,7 +65,7 @@ def test_types_of_operands_and_of_sums(folder: Path) -> None:
     assert gemm_error(c, 1, operands(folder)[0].astype("f"), np.ones((83, 3), "f")) <= TOLERANCE
 
 
-def test_the_whole_round(tmp_path: Path) -> None:
+def test_generate_multiply_and_verify(tmp_path: Path) -> None:
     """generate, multiply with all options, verify; in JSON."""
     shapes = {"a": ["70x50"], "b": ["90x50", "--kind", "normal", "--seed", "3"], "c": ["70x90", "--seed", "9"]}
     scalars = ["--alpha", "2-1j", "--beta", "0.5", "--transb", "C"]

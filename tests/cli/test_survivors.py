@@ -298,7 +298,7 @@ sys.exit()"""
 
 
 @pytest.mark.parametrize(("hangs", "code", "rank", "seconds"), [("me == 2", 0, 2, 4), ("me != 1", ENDED, 0, 5)])
-def test_a_rank_that_hangs_ends(tmp_path: Path, hangs: str, code: int, rank: int, seconds: int) -> None:
+def test_a_hanging_rank_ends(tmp_path: Path, hangs: str, code: int, rank: int, seconds: int) -> None:
     """It does not return from its step after rank 1 has failed: it ends, and the other continues without it."""
     hang = f"{LINES['step']}    while {hangs} and k == 1: time.sleep(1)\n"
     done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=6", step=hang))

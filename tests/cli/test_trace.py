@@ -76,7 +76,7 @@ def spans(events: list[dict[str, Any]], rank: int, cat: str) -> list[dict[str, A
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("algorithm", "mover"), WAYS)
-def test_sums_and_bytes_are_those_of_the_reports(
+def test_sums_and_bytes_equal_the_reports(
     comm: Any, grid: Any, shared_tmp_path: Path, algorithm: str, mover: str, tree_mover: None
 ) -> None:
     path = shared_tmp_path / "t.json"
@@ -138,7 +138,7 @@ def test_streams_of_a_device_have_rows(comm: Any, shared_tmp_path: Path, schedul
 
 
 @pytest.mark.mpi
-def test_files_and_redistributions_are_in_it(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_files_and_redistributions_are_traced(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path, file = shared_tmp_path / "t.json", shared_tmp_path / "a.h5"
     A, stack = DistMatrix.random((40, 30), grid=grid, seed=0), Batch.from_local(np.ones((3, 4, 4)), comm)
     with trace(path, grid):
@@ -298,7 +298,7 @@ def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
     ]
 
 
-def test_a_profile_without_training_says_nothing_about_it(tmp_path: Path) -> None:
+def test_a_profile_without_training_does_not_mention_it(tmp_path: Path) -> None:
     """Also after the search for a slow rank, which reads the times of passes; with one node no clocks are compared."""
     found = profile.load_profile(timeline(tmp_path / "t.json", GOOD, GOOD))
     assert found.slow is None and "training" not in tables(found)

@@ -209,7 +209,7 @@ def test_undecidable_results(comm: Any, folder: Path) -> None:
     assert not facts["passed"] and not facts["wrong"]
 
 
-def test_large_tolerances_and_sizes_that_overflow_say_nothing() -> None:
+def test_large_tolerances_and_overflowing_sizes_are_undecidable() -> None:
     for value, bound, passed, wrong in (
         (0.0, 1e-14, True, False), (0.05, TELLS, True, False), (0.33, 0.59, False, False), (0.0, np.inf, False, False),
         (0.6, 0.59, False, True), (np.nan, 1e-14, False, True), (np.nan, np.inf, False, False),

@@ -224,9 +224,7 @@ def products(size: int, algorithm: str) -> Iterator[tuple[tuple[int, int], int]]
         ("inner", "auto"),
     ],
 )
-def test_products_send_from_host_to_host_what_they_count(
-    hosts: Hosts, matrices: Any, algorithm: str, mover: str
-) -> None:
+def test_counted_bytes_of_products_between_hosts(hosts: Hosts, matrices: Any, algorithm: str, mover: str) -> None:
     slow = Link(1.0, 1.0)
     no_shifts = Machine(intra={**Machine().intra, "shift": slow}, inter={**Machine().inter, "shift": slow})
     machine = Machine() if mover == "auto" else no_shifts  # in layers it is SUMMA then, not Cannon
@@ -252,7 +250,7 @@ def test_products_send_from_host_to_host_what_they_count(
         assert np.sqrt(comm.allreduce(np.linalg.norm(C.local - part(product_of_all, C)) ** 2)) <= bound
 
 
-def test_redistribution_sends_from_host_to_host_what_it_counts(hosts: Hosts, matrices: Any) -> None:
+def test_counted_bytes_of_redistribution_between_hosts(hosts: Hosts, matrices: Any) -> None:
     comm, (X, _, x, _) = hosts.comm, matrices
     for shape in grid_shapes(comm.size):
         for block, transposed, dtype in ((None, False, "f8"), ((7, 30), False, "f4"), (64, True, "f8")):

@@ -50,7 +50,7 @@ def test_collectives_of_arrays_on_a_device(comm: Any) -> None:
         assert counted == ring.traffic(comm.rank)
 
 
-def test_rows_are_picked_and_sorted_there(comm: Any) -> None:
+def test_rows_are_selected_and_sorted_on_the_device(comm: Any) -> None:
     with ProcessGrid(comm) as grid:
         x = np.random.default_rng(0).standard_normal((13, 9))
         for reach in (STAGED, AWARE, ALONE):

@@ -33,7 +33,7 @@ def divided(Q: Any, R: Any, B: Any) -> Any:
 
 
 def multiplied(L: Any, B: Any) -> Any:
-    """Compute L^-T (L^T B) with L^T as a conjugated view: B again, up to rounding."""
+    """Compute conj(L)^-1 (conj(L) B), which is B up to rounding."""
     return linalg.solve_triangular(L.H.T, linalg.trmm(L.H.T, B, lower=True), lower=True)
 
 

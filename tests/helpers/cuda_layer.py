@@ -121,7 +121,7 @@ class CudaLayer(CudaLapack):
             assert error.max() <= (0 if into != "bfloat16" else 2.0**-8 * np.abs(a @ b).max())
 
     @pytest.mark.parametrize("algorithm", families())
-    def test_whole_numbers_are_those_of_the_host(self, grid: Any, movers: list[str], algorithm: str) -> None:
+    def test_integer_products_equal_those_of_the_host(self, grid: Any, movers: list[str], algorithm: str) -> None:
         """Any memory order, parts that begin anywhere, alpha and beta; modulo 2^32."""
         cases = [x for x in accepted(grid.size) if x[0] == algorithm]
         if not cases:

@@ -114,7 +114,7 @@ def test_a_link_is_replaced_by_the_new_dataset(comm: Any, grid: Any, shared_tmp_
         assert np.array_equal(found, A.allgather())
 
 
-def test_numbers_in_other_forms_than_numpy_has_are_converted(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_number_formats_that_numpy_lacks_are_converted(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Contiguous, in native byte order, and still not to be copied byte by byte."""
     path = shared_tmp_path / "types.h5"
 

@@ -77,7 +77,7 @@ def test_both_ways_with_the_library(comm: Any, shared_tmp_path: Path) -> None:
     assert only_file(shared_tmp_path, comm) == ["ours.safetensors", "theirs.safetensors"]
 
 
-def test_a_header_says_what_the_library_wants(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
+def test_headers_meet_the_rules_of_the_library(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """Metadata, names of any characters, aligned elements; some of the tensors are read, in other types."""
     from safetensors import safe_open
 

@@ -78,7 +78,7 @@ def test_so_many_generations_are_kept_and_a_damaged_one_is_not_loaded(
         hdf5.load_all(path, grid)
 
 
-def test_ranks_of_a_job_that_was_killed_cannot_replace_what_a_later_one_saved(
+def test_ranks_of_a_killed_job_cannot_replace_later_states(
     comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memories: dict[str, dict[str, Any]] = {x: {} for x in ("first", "second", "third")}

@@ -41,7 +41,7 @@ SAID = {
 
 @jobs.needs_mpiexec
 @pytest.mark.parametrize("options", SAID)
-def test_it_reports_all_that_it_compares(options: str) -> None:
+def test_benchmarks_report_all_comparisons(options: str) -> None:
     script, *rest = options.split()
     done = jobs.run(jobs.python(2, "-m", "mpi4py", SCRIPTS / script, *rest))
     assert done.returncode == 0, done.stderr

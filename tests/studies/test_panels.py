@@ -214,7 +214,7 @@ def test_cases_without_predictions(tmp_path: Path) -> None:
 
 
 @jobs.needs_mpiexec
-def test_predictions_are_those_of_the_run_itself(tmp_path: Path) -> None:
+def test_predictions_equal_the_plan_of_the_run(tmp_path: Path) -> None:
     machine = Machine(name="a measured one")
     (tmp_path / "m.json").write_text(machine.as_json())
     arguments = ["strong", "--shape", "96,80,1100", "--ranks", "1,2", "--repeats", "1", "--machine", "m.json"]

@@ -127,7 +127,7 @@ def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a"])
-def test_words_from_rank_to_rank_are_those_that_are_counted(algorithm: str) -> None:
+def test_drawn_words_between_ranks_equal_counted_ones(algorithm: str) -> None:
     """For each rank, within nodes and between them; sums over the senders equal the words received."""
     for machine in (Machine(), on_nodes(Machine(), 4)):
         plan = Question(310, 170, 290, 16, algorithm=algorithm, machine=machine).plan()

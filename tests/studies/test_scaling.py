@@ -211,7 +211,7 @@ def test_a_crashed_rank_loses_only_its_case(tmp_path: Path) -> None:
 
 @jobs.needs_mpiexec
 @pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=thorough)])
-def test_the_machine_of_a_file_is_that_of_the_study(tmp_path: Path, ranks: int) -> None:
+def test_a_study_uses_the_machine_of_its_file(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "m.json").write_text(Machine(name="theirs").as_json())
     for _ in range(2):
         assert scaling(tmp_path, *SMALL, "--ranks", "1", "--machine", "m.json", ranks=ranks).returncode == 0

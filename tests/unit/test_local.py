@@ -138,7 +138,7 @@ def test_squares_that_blas_can_form() -> None:
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prepared_product_multiplies_what_its_arrays_hold(dtype: str) -> None:
+def test_a_prepared_product_reads_its_arrays_anew(dtype: str) -> None:
     rng = np.random.default_rng(3)
     for (m, n, k), (alpha, beta) in itertools.product(SIZES, factors(dtype)):
         (_, A), (_, B), (frame, C) = (guarded(rng, *shape, dtype, "C") for shape in [(m, k), (k, n), (m, n)])
@@ -257,7 +257,7 @@ def test_panels_hold_the_runs_they_name(order: str) -> None:
 # ------------------------------------------------------------------ element functions
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
-def test_random_numbers_depend_on_the_place_alone(kind: str, dtype: str) -> None:
+def test_random_numbers_depend_only_on_indices(kind: str, dtype: str) -> None:
     f = element_functions.element_function(kind, 5, np.dtype(dtype))
     i, j = np.arange(40)[:, None], np.arange(30)[None, :]
     whole = f(i, j)

@@ -103,7 +103,7 @@ def test_the_citation_names_this_version() -> None:
     assert said == {x: PROJECT[x] for x in ("version", "license", "keywords")} | {"title": PROJECT["name"]}
 
 
-def test_hooks_are_what_ci_checks() -> None:
+def test_hooks_and_ci_agree() -> None:
     (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     hooks = {hook["id"]: hook["entry"].removeprefix(".venv/bin/") for hook in repo["hooks"]}
     assert repo["repo"] == "local" and {hook["language"] for hook in repo["hooks"]} == {"system"}  # hooks fetch nothing
@@ -161,7 +161,7 @@ def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
     assert before == {x: x.read_text() for x in tmp_path.rglob("*") if x.is_file()}
 
 
-def test_tests_of_what_changed() -> None:
+def test_tests_of_changed_files() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(ROOT / "scripts" / "hardening"))
         concerned = runpy.run_path(str(ROOT / "scripts/hardening/concerned.py"))["concerned"]

@@ -166,7 +166,7 @@ def test_local_matrices_are_adopted_in_either_order(comm: Any) -> None:
             single[:1] = 0
 
 
-def test_lists_become_stacks_where_all_shapes_are_equal(comm: Any) -> None:
+def test_lists_of_equal_shapes_become_stacks(comm: Any) -> None:
     x = np.arange(6, dtype="f4").reshape(2, 3)
     own = [x + rank for rank in range(comm.rank)]  # rank 0 has no item, and no type
     batch = Batch.from_local(own, comm)

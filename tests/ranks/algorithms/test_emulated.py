@@ -85,7 +85,7 @@ def test_error_bound(comm: Any, grid: Any, compute: str) -> None:
 
 
 @pytest.mark.parametrize("compute", NAMES)
-def test_all_bits_arrive(comm: Any, grid: Any, compute: str) -> None:
+def test_products_with_the_identity_are_exact(comm: Any, grid: Any, compute: str) -> None:
     """A I = A and I A = A bit by bit if elements of a row, or column, are of similar size; integers are exact."""
     dtype = "float32" if compute in ("bf16x9", "ozaki-4") else "float64"
     r = np.random.default_rng(5)
@@ -104,7 +104,7 @@ def test_all_bits_arrive(comm: Any, grid: Any, compute: str) -> None:
 
 
 @pytest.mark.parametrize("compute", ["ozaki", "bf16x9"])
-def test_infinity_and_nan_are_those_of_the_plain_product(comm: Any, compute: str) -> None:
+def test_infinity_and_nan_equal_those_of_the_plain_product(comm: Any, compute: str) -> None:
     m, n, k = 9, 8, 40
     dtype = "float32" if compute == "bf16x9" else "float64"
     for seed, shape in enumerate(grid_shapes(comm.size)):

@@ -117,7 +117,7 @@ def test_forward_and_backward_of_a_layer_reuse_the_routing(comm: Any, grids: lis
         assert np.array_equal(there, np.repeat(owners, 2))
 
 
-def test_rows_in_the_order_of_their_groups_return_to_their_places(comm: Any) -> None:
+def test_rows_sorted_by_group_are_sent_back_to_their_places(comm: Any) -> None:
     """The plans of both directions differ, although both keep the order of all rows."""
     x = np.random.default_rng(5).standard_normal((6 * comm.size, 4))
     for groups in (np.zeros(len(x), int), np.arange(len(x)) // 6):

@@ -45,7 +45,7 @@ def layouts(comm: Any, whole: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
         yield DistMatrix.from_global(whole, grid=one), whole
 
 
-def test_rows_and_columns_are_picked_by_one_exchange_that_is_counted(comm: Any) -> None:
+def test_rows_and_columns_are_selected_by_one_counted_exchange(comm: Any) -> None:
     whole = np.random.default_rng(0).standard_normal((M, N))
     for A, x in layouts(comm, whole):
         for key in KEYS:

@@ -44,7 +44,7 @@ def test_it_is_planned_explained_saved_and_carried_out(comm: Any, grid: Any) -> 
         Plan.from_json(saved)
 
 
-def test_it_is_not_taken_for_matrices_on_a_device(comm: Any) -> None:
+def test_it_is_not_chosen_for_matrices_on_a_device(comm: Any) -> None:
     with allgather_3d_registered(), fake_device("late") as device, ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((31, 31), grid=grid, block=4, seed=s, device="fake") for s in (1, 2, 3))
         with pytest.raises(ArgumentError, match="algorithm 'allgather_3d' is for matrices on the host"):

@@ -306,7 +306,7 @@ def test_processes_outside_of_a_context(comm: Any) -> None:
         elif half > 1:
             with pytest.raises(ValueError, match="different arguments"):
                 scalapack.pdgemr2d(6, 9, *a, *b, ictxt)
-    if homes[0] != -1:  # as if it were a context of all
+    if homes[0] != -1:  # passed as the context of all processes
         with pytest.raises(scalapack.IllegalArgument, match="lacks processes") as caught:
             scalapack.pdgemr2d(6, 9, *sub(0, world, 1, 1)[:4], *sub(1, homes[0], 1, 1)[:4], homes[0])
         assert caught.value.info == -11

@@ -304,7 +304,7 @@ def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) ->
     ipiv, tau = np.zeros(12, int), np.zeros(12, char)
     good = [6, 5, A.local, 1, 1, A.desc, ipiv, tau]
     assert_refused(factor, good, {1: -1, 2: 2.5, 3: None, 4: 16, 5: 17, 6: 0, 7: tau, 8: ipiv})
-    short = np.zeros(max(0, A.inside[1].stop - 1), int)  # only by the norm of the last column, if this process has it
+    short = np.zeros(max(0, A.inside[1].stop - 1), int)  # by one, if this process has the last columns
     assert info(factor, 9, 9, A.local, 1, 1, A.desc, short, tau) == -7
     assert factor(0, 5, *good[2:]) == factor(5, 0, *good[2:]) == 0
     assert np.array_equal(A.local, A.before) and not ipiv.any() and not tau.any()

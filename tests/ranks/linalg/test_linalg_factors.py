@@ -281,7 +281,7 @@ def test_method_of_qr(comm: Any) -> None:
 
 @pytest.fixture
 def late(comm: Any, monkeypatch: Any) -> None:
-    """Pause after every third wait for a panel, or for a message that announces one."""
+    """Pause after every third wait for a panel, or announcement of one."""
     draw, wait, announce = random.Random(comm.rank), Task.wait, InPlace.announce
 
     def pause() -> None:

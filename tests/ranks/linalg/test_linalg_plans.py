@@ -40,7 +40,7 @@ def same(plan: Any, report: Any, rank: int) -> None:
     ("at", "block", "dtype"),
     [(0, None, "complex64"), pytest.param(1, (16, 24), "d", marks=pytest.mark.on_ranks(2, 4))],
 )
-def test_plans_are_what_is_counted(comm: Any, at: int, block: Any, dtype: str) -> None:
+def test_planned_figures_equal_counted_ones(comm: Any, at: int, block: Any, dtype: str) -> None:
     S, b, t = positive_definite(80, dtype), rng_matrix(80, 31, dtype), rng_matrix(90, 30, dtype)
     for shape in grid_shapes(comm.size)[at : at + 1]:
         with ProcessGrid(comm, shape) as grid:

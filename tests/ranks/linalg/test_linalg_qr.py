@@ -165,7 +165,7 @@ def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
 
 
 @square_grid
-def test_layouts_do_not_decide(comm: Any) -> None:
+def test_pivots_do_not_depend_on_layouts(comm: Any) -> None:
     """Pivots are the same in every layout, of views and transposed matrices; R is equal up to rounding."""
     whole = rng_matrix(20, 29) * np.linspace(1, 3, 29)
     seen = list[tuple[np.ndarray, np.ndarray]]()

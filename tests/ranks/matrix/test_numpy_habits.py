@@ -183,7 +183,7 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 ]
 
 
-def test_each_expression_is_right_or_names_the_way(comm: Any, grid: Any) -> None:
+def test_each_expression_is_right_or_names_an_alternative(comm: Any, grid: Any) -> None:
     whole = drawn((9, 5), "float64")
     for A in islice(matrices(comm, whole), 0, None, 3):
         for number, act in enumerate(RIGHT):

@@ -243,7 +243,7 @@ def test_without_the_check_nothing_is_compared(grid: Any, monkeypatch: pytest.Mo
 
 
 @tiers.every_grid
-def test_assignments_of_matrices_that_share_memory_are_those_of_numpy(comm: Any) -> None:
+def test_assignments_within_shared_memory_equal_numpys(comm: Any) -> None:
     """Windows, steps, lists and transposes of a matrix assigned to other parts of it, drawn."""
     rng = np.random.default_rng(3)
 

@@ -35,7 +35,7 @@ def matrices(grid: Any, mnk: tuple[int, int, int], block: Any = 3, dtype: str = 
     return A, DistMatrix.random((k, n), seed=2, **made), DistMatrix.random((m, n), seed=3, **made)
 
 
-def test_a_plan_tells_what_the_run_then_does(comm: Any, grid: Any) -> None:
+def test_planned_figures_equal_those_of_the_run(comm: Any, grid: Any) -> None:
     A, B, C = matrices(grid, (40, 30, 50))
     a, b = A.allgather(), B.allgather()
     p = plan(A, B, C)
@@ -175,7 +175,7 @@ def test_repeated_products_set_up_nothing(comm: Any, grid: Any) -> None:
             assert len(kept) <= process_grid.WORK_GRIDS
 
 
-def test_a_plan_is_for_the_matrices_it_was_made_for(comm: Any, grid: Any) -> None:
+def test_plans_refuse_other_matrices(comm: Any, grid: Any) -> None:
     A, B, C = matrices(grid, (12, 12, 12))
     p = plan(A, B, C)
     other = DistMatrix.zeros((12, 12), grid=grid, block=5)

@@ -53,7 +53,7 @@ def test_each_element_is_within_the_bound(comm: Any, grid: Any) -> None:
         assert (error <= (u + 2.0**-22) * np.abs(x) + each * least * (0.5 + 2.0**-16)).all(), (kind, dtype, scales)
 
 
-def test_too_large_elements_saturate_or_become_what_the_type_has(comm: Any, grid: Any) -> None:
+def test_too_large_elements_saturate_or_overflow(comm: Any, grid: Any) -> None:
     """Overflow: OCP 8-bit floating point 1.0 has a mode that saturates, and one that does not."""
     x = np.array([[1.0, -3, 1e9, -1e9, np.inf, -np.inf, np.nan, 0.5]], np.float32)
     A = DistMatrix.from_global(x, grid=grid)

@@ -109,7 +109,7 @@ def test_senders_poll_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_between_nodes_products_are_cut_for_messages_to_go_on(
+def test_between_nodes_products_are_cut_to_progress_messages(
     comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part of a product is formed once, with a poll after each; on one node the product is whole."""
@@ -260,7 +260,7 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
 
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("seen", [(0, 1, 2), (2, 0, 1)], ids=str)
-def test_panels_of_a_block_are_sent_on_in_whatever_order_they_are_seen(comm: Any, seen: tuple[int, ...]) -> None:
+def test_panels_of_a_block_are_forwarded_in_any_order(comm: Any, seen: tuple[int, ...]) -> None:
     """Equal panels that overtake each other keep their places; each is sent on before the others have arrived."""
 
     def block(rank: int) -> list[np.ndarray]:

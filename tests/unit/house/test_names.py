@@ -58,7 +58,7 @@ def test_functions_are_short() -> None:
     assert [f"{module}.{node.name}: {length(node)}" for module, node in functions() if length(node) > LONGEST] == []
 
 
-def test_docstrings_say_what_functions_do() -> None:
+def test_functions_have_docstrings() -> None:
     """Of public functions, and of private ones that are longer; an overriding method inherits its docstring."""
     scopes = [(module, scope) for module, tree in TREES.items() for scope in (tree, *tree.body)]
     methods = {x.name for _, scope in scopes if isinstance(scope, ast.ClassDef) for x in scope.body if documented(x)}

@@ -121,7 +121,7 @@ def test_simulated_messages_equal_the_formula(algorithm: str, mover: str) -> Non
 
 @pytest.mark.parametrize("algorithm", ["summa", "2.5d"])
 @pytest.mark.parametrize("per_node", [1, 3, 4])
-def test_panels_that_are_read_on_nodes_are_simulated_on_their_way_between_them(algorithm: str, per_node: int) -> None:
+def test_simulated_panels_are_sent_only_between_nodes(algorithm: str, per_node: int) -> None:
     for mnk, ranks in zip(PROBLEMS, (12, 8, 6, 3)):
         on = np.arange(ranks) // per_node
         nodes = tuple((on * per_node).tolist()) if on[-1] else ()
@@ -138,7 +138,7 @@ def test_panels_that_are_read_on_nodes_are_simulated_on_their_way_between_them(a
                 assert run.node_bytes.tolist() == (8 * np.bincount(on, messages)).tolist(), product
 
 
-def test_simulated_time_is_that_of_the_formula_where_all_ranks_do_the_same() -> None:
+def test_simulated_time_equals_the_formula_if_all_ranks_do_the_same() -> None:
     machine = Machine()
     for shape in ((4, 4), (4, 8)):
         product = product_of(1024, 1024, 1024, 32, algorithm="cannon", shape=shape)
@@ -171,7 +171,7 @@ def test_ranks_of_a_node_share_its_way_to_the_network() -> None:
     assert shared.seconds > 2 * alone.seconds  # 16 ranks one after another, half of the words inside
 
 
-def test_walks_that_would_take_too_long_are_refused_before_they_begin() -> None:
+def test_long_simulations_are_refused_before_they_begin() -> None:
     product = product_of(100, 100, 10**8, 20_000, algorithm="inner")
     with pytest.raises(ArgumentError, match="too many to walk through"):
         simulate(product, Machine(), 20_000)
@@ -220,7 +220,7 @@ def test_rates_between_measured_sizes() -> None:
     assert machine.rate("int8", 10) == machine.rate("float32", 10)
 
 
-def test_a_local_product_goes_through_a_b_and_c_for_each_of_its_pieces() -> None:
+def test_local_products_read_a_b_and_c_per_piece() -> None:
     machine = replace(
         Machine(), gamma={"float64": {1: 1e9}, "float32": {1: 1e9}, "complex64": {1: 1e9}}, copy_bandwidth=1e8
     )

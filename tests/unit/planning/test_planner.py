@@ -79,7 +79,7 @@ def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b"])
 @pytest.mark.parametrize(("size", "rank_map"), [(2, (0, 1)), (4, (2, 0, 3, 1)), (8, (*range(8),))])
-def test_on_the_layouts_of_its_products_nothing_is_moved(algorithm: str, size: int, rank_map: tuple[int, ...]) -> None:
+def test_a_plans_own_layouts_need_no_redistribution(algorithm: str, size: int, rank_map: tuple[int, ...]) -> None:
     """Matrices distributed as a plan says get that plan; on grids of 2.5D, C may also stay in its layout."""
     q = 4 if size == 8 else 2
     given = [layout((size // q, q), (96, 96), rank_map=rank_map) for _ in "ABC"]

@@ -106,7 +106,7 @@ def drawn(seed: int) -> Question:
     return replace(question, memory=question.given_bytes + question.plan().extra_bytes(None) * 3 // 4 + 1000)
 
 
-def test_the_plan_by_extents_is_that_of_pdgemm() -> None:
+def test_the_plan_by_extents_equals_that_of_pdgemm() -> None:
     plans = []
     for seed in (*range(examples(200)), 155):  # this one is planned as 2.5D
         question = drawn(seed)
