@@ -142,7 +142,7 @@ def test_info_warns_of_kernels_for_older_processors(folder: Path) -> None:
     facts = json.loads(pdgemm(2, "info", "--json", cwd=folder, **old).stdout)
     assert facts["multiplies"].endswith("(SciPy)")
     if not facts["multiplies"].startswith("OpenBLAS") or processor() in ("", "SSE"):
-        pytest.skip("there is no OpenBLAS here that could be told to use older kernels")
+        pytest.skip("no OpenBLAS that can be set to older kernels")
     assert facts["multiplies"].endswith("Nehalem (SciPy)")
     host = facts["nodes"][0]["host"]
     assert facts["warnings"] and all(text.startswith(f"{host}: /") and "(SSE)" in text for text in facts["warnings"])

@@ -17,7 +17,7 @@ pytestmark = [
     needs_mpiexec,
     pytest.mark.skipif(
         not re.search(r"Open MPI\) ([5-9]|\d\d)\.", LAUNCHER),
-        reason="only Open MPI, from version 5.0 on, goes on after a rank has failed",
+        reason="only Open MPI, from version 5.0 on, survives a failed rank",
     ),
 ]
 ENDED = 3
@@ -187,7 +187,7 @@ def test_outside_of_the_block_the_job_ends(tmp_path: Path) -> None:
     assert done.returncode == ENDED, done.stderr
 
 
-# What `step` does on rank 1, and what all ranks raise.
+# The code of `step` on rank 1, and the error that all ranks raise.
 LINES = {
     "step": '    dies(f"before {{k}}")\n',
     "done": "    dies(f\"done {{state['k']}}\")\n",
@@ -196,7 +196,7 @@ LINES = {
     "block": "with pdgemm.resilient(",
     "patience": "patience=20",
 }
-# What `step`, or `done`, does on rank 1, and what all ranks raise.
+# The code of `step`, or `done`, on rank 1, and the error that all ranks raise.
 ERRORS = [
     ("step", "open('not there')", r"FileNotFoundError: \[Errno 2\] No such file or directory: 'not there'"),
     ("step", "multiply(1, state['A'], state['A'][:3])", r"LayoutError: inner dimensions do not agree"),

@@ -45,7 +45,7 @@ def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def pdgemm(comm: Any, *words: str) -> tuple[int, str]:
-    """Run a command on all ranks of the test; return its exit code, and what rank 0 printed."""
+    """Run a command on all ranks of the test; return its exit code, and the output of rank 0."""
     comm.Barrier()
     run = CliRunner().invoke(cli, [*words], standalone_mode=False)
     assert run.exception is None, run.exception

@@ -72,7 +72,7 @@ def test_the_speeds_of_a_machine_are_measured_once(batch: Batch) -> None:
 
 def test_gpus(batch: Batch) -> None:
     if gpu_binding.visible():
-        pytest.skip("this test is of a node without GPUs, and here are some")
+        pytest.skip("this test needs a node without GPUs")
     job = batch.done("gpus.sbatch", "--gpus-per-node=2", shape=(2, 1))
     assert "warning: 2 ranks, but 4 GPUs" in job.out
     assert job.out.index("GPU-aware MPI") < job.out.index("pdgemm: error: ")
@@ -296,7 +296,7 @@ def test_a_job_that_ends_in_a_product_harms_no_file(batch: Batch, killed: bool) 
 def test_cancelled_steps_are_failures(batch: Batch, site: str) -> None:
     """Open MPI's mpirun exits with 0 when the step of its daemons is cancelled."""
     if "--bind-to" not in Path(site).read_text():
-        pytest.skip("another mpirun goes on without its daemons")
+        pytest.skip("another mpirun continues without its daemons")
     job = batch.submit("many_nodes.sbatch", shape=(2, 2), **batch.changed(SLOW_PRODUCT))
     job.printed("read b.h5")
     slurm("scancel", "--signal=TERM", job.number)

@@ -116,7 +116,7 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> str:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-q"]
     installed = subprocess.run([*pip, "mpich==5.0.2"], capture_output=True, text=True, timeout=120, check=False)
     if installed.returncode:
-        pytest.skip(f"the wheel of MPICH cannot be had: {installed.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"the wheel of MPICH cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
     (packages,) = (folder / "lib").glob("python3.*/site-packages")
     here = next(path for path in sys.path if path.endswith("site-packages"))
     (packages / "all_else.pth").write_text(f"import site; site.addsitedir({here!r})\n")

@@ -231,7 +231,7 @@ def test_memory_mapped_by_other_ranks_is_freed(comm: Any, gpu: Gpu, cuda: Any, n
             "short": lambda: [pdgemm(1, small, small) for _ in range(2)],
         }
         comm.Barrier()
-        if comm.rank == 0:  # an allocation of each call does not fit beside lingering memory, or nine tenths are used
+        if comm.rank == 0:  # an allocation of each call does not fit with lingering memory, or nine tenths are used
             gpu.total = gpu.used() + {"short": gpu.used() // 10, "execute": 2 << 20}.get(name, 1000)
         else:
             late, unmap = [0.05], gpu.ipcCloseMemHandle  # a rank that does not wait for the others lacks memory again

@@ -259,7 +259,7 @@ def test_the_probe_tests_device_pointers(comm: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_batches(comm: Any) -> None:
-    """Stacks and lists of matrices on a device: types, operations, scalars, and what is refused."""
+    """Stacks and lists of matrices on a device: types, operations, scalars, and errors."""
     rng = np.random.default_rng(comm.rank)
     with fake_device() as device:
 

@@ -86,7 +86,7 @@ class OfPanels(Search):
 def test_each_synchronisation_of_panels_is_needed(comm: Any) -> None:
     """By default only problems that showed it last; with --all, and for new lines, all of them."""
     if comm.size > 4:
-        pytest.skip("4 ranks need all of them")
+        pytest.skip("4 ranks already need every synchronisation")
     search = OfPanels(comm, PROBLEMS, everything())
     assert len(search.needed_by) >= 25
     search.check()

@@ -111,7 +111,7 @@ def several_messages() -> Iterator[None]:
 def test_each_synchronisation_is_needed(comm: Any) -> None:
     """By default only problems that showed it last; with --all, and for new lines, all of them."""
     if comm.size > 4:
-        pytest.skip("4 ranks need all of them")
+        pytest.skip("4 ranks already need every synchronisation")
     with several_messages():
         search = OfProducts(comm, everything())
         assert {site.split()[0] for site in search.needed_by} == set(REMOVED)

@@ -121,7 +121,7 @@ class Cusolver:
         self._ints(devInfo, 1)[0] = 0
         self._called("geqrf")
 
-    # ---------------------------------------------------------------- what is refused
+    # ---------------------------------------------------------------- checks of arguments
     def _checked(self, dtype: str, handle: int, m: int, n: int, A: int, lda: int) -> np.ndarray:
         """Check the handle and the sizes; return the matrix."""
         assert all(type(x) is int for x in (handle, m, n, A, lda)), "CuPy takes addresses and sizes"

@@ -235,7 +235,7 @@ class Session:
                 news = traceback.format_exc()
             assert self.item
             codes = self.agree(f"{self.item.nodeid} (example)", FAILED if news else PASSED, news)
-            if FAILED in codes:  # hypothesis tells failures apart by type and line: one for all ranks
+            if FAILED in codes:  # hypothesis distinguishes failures by type and line: one for all ranks
                 raise AssertionError(self.comm.bcast(news, root=codes.index(FAILED)))
 
         example.in_step = True  # type: ignore[attr-defined]
@@ -270,7 +270,7 @@ class Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        # mpiexec ends the job as soon as one rank exits with an error: not before rank 0 has told all.
+        # mpiexec ends the job as soon as one rank exits with an error: not before rank 0 has printed its report
         sys.stdout.flush()
         self.agree("exit", 0)
         self.stop.set()
@@ -348,7 +348,7 @@ class Session:
                 getattr(reporter, part)()
 
     def abort(self, text: str) -> None:
-        """Called by all ranks: rank 0 says why and ends the job."""
+        """Called on all ranks: rank 0 prints the reason and ends the job."""
         if self.rank:
             time.sleep(10)
         sys.stdout.flush()

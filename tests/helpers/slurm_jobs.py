@@ -137,7 +137,7 @@ class Job(NamedTuple):
         return self.ended().failed(143)
 
 
-# ------------------------------------------------------------------ what jobs work on
+# ------------------------------------------------------------------ files of jobs
 def site_file(path: Path, **instead: str) -> Path:
     """Write a site file for this machine, with some settings replaced."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout

@@ -4,7 +4,7 @@
               `thorough`; without it, parameters in pairs, and fewer examples, the same ones every time
     --tiers   on so many ranks, only the tests that belong there; without it, all that are asked for
 
-A parallel test runs on 2 ranks, each on a core of its own.  Tests that distribute panels over rows and columns are
+A parallel test runs on 2 ranks, one per core.  Tests that distribute panels over rows and columns are
 marked `square_grid`, the smallest grid with both; tests that depend on the shape of the process grid are marked
 `every_grid`; and tests of other numbers of ranks are marked `on_ranks(1, 3)`.  On 1 rank, where
 nothing is sent, tests/ranks/test_one_rank.py calls each public function.  On 6 ranks, which share 2 cores, half of the

@@ -45,7 +45,7 @@ def make(kind: str, path: Path) -> Path:
         try:
             os.mknod(path, mode | 0o666, os.makedev(*number))  # device numbers of /dev/null, and of no disk
         except PermissionError:
-            pytest.skip("making devices takes root")
+            pytest.skip("only root can create devices")
     return path
 
 

@@ -175,7 +175,7 @@ def test_damaged_files_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) 
 
 
 def test_without_the_library(comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks say what to install, before anything is written."""
+    """All ranks name the package to install, before anything is written."""
     path = shared_tmp_path / "x.safetensors"
     monkeypatch.setitem(sys.modules, "safetensors", None)
     for call in (

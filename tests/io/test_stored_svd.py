@@ -347,7 +347,7 @@ def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
 def test_bounds_hold_for_many_rows_in_single_precision(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums of 200,000 addends have rounding errors that the bound of the triangles alone would miss."""
+    """Sums of 200,000 addends have rounding errors that the bound of the triangles would miss."""
     monkeypatch.undo()  # panels of many rows
     A = 2.5 + np.random.default_rng(0).standard_normal((200_000, 10), "f4")
     A[:500] = -1000

@@ -33,7 +33,7 @@ def marks(matrix: Any) -> dict[tuple[int, int], float]:
 def test_files_beyond_2_gib(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     """On one rank a whole local array is larger than 2 GiB, on two only the file is."""
     if comm.size > 2:
-        pytest.skip("one and two ranks show all there is to see")
+        pytest.skip("more than two ranks test nothing new")
     path = shared_tmp_path / "large.h5"
     A = DistMatrix.zeros((N, N), grid=grid, block=(1000, 700), dtype=np.float32)
     for number, (i, j) in enumerate(MARKED, 1):

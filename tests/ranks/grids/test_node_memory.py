@@ -57,13 +57,13 @@ with ProcessGrid() as grid:
 def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
     """Run a command on two ranks with a private /dev/shm."""
     if not other_mpis and "open-mpi" not in subprocess.getoutput("mpiexec --version"):
-        pytest.skip("other MPIs do not start with less than a few MiB of /dev/shm, and make windows unseen")
+        pytest.skip("other MPIs need a few MiB of /dev/shm to start, and their windows are not visible there")
     apart = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.getuid() else [])]
     apart += ["sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
     try:
         subprocess.run([*apart, "true"], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as bad:
-        pytest.skip(f"no /dev/shm of one's own: {getattr(bad, 'stderr', bad)}")
+        pytest.skip(f"no private /dev/shm: {getattr(bad, 'stderr', bad)}")
     return jobs.run([*apart, *jobs.python(2, "-c", *command)], timeout=60)
 
 

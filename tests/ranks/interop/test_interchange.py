@@ -192,7 +192,7 @@ def test_arrays_of_other_libraries(comm: Any, grid: Any, name: str) -> None:
     refused_alike(comm, TypeError, "not one array", lambda: library.asarray(A))
 
 
-# ------------------------------------------------------------------ what stays where it is
+# ------------------------------------------------------------------ pickles and copies
 def test_errors_of_pickling_name_the_remedy(comm: Any, grid: Any) -> None:
     A, B = (DistMatrix.random((6, 6), grid=grid, seed=seed) for seed in (1, 2))
     batch = Batch.from_local(np.ones((2, 3, 3)), comm)

@@ -121,7 +121,7 @@ RANKS = [(40, 40, 1), (40, 40, 8), (50, 40, 21), (40, 50, 33), (30, 30, 0)]  # r
 
 @pytest.mark.parametrize(("sizes", "dtype", "rest"), third(pairs(RANKS, DTYPES, (0, 20))), indirect=["rest"])
 def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str, rest: int) -> None:
-    """As many diagonal elements as the rank exceed rounding errors, even if the first columns are zero."""
+    """The number of diagonal elements above rounding errors is the rank, even if the first columns are zero."""
     m, n, rank = sizes
     whole = (rng_matrix(m, rank, dtype, 1) @ rng_matrix(rank, n, dtype, 2)).astype(dtype)
     whole[:, : n // 5] = 0

@@ -114,7 +114,7 @@ def test_idle_ranks_take_part_and_hold_nothing(comm: Any) -> None:
         assert few.coords == ((0, [2, 0].index(comm.rank)) if comm.rank in (0, 2) else (-1, -1))
 
 
-# ------------------------------------------------------------------ what other systems got wrong
+# ------------------------------------------------------------------ faults of other systems
 def test_rows_of_column_major_arrays(comm: Any) -> None:
     with ProcessGrid(comm, (1, comm.size)) as grid:
         x = numbers((5, 7))

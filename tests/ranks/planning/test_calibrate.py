@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mpi
 def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
     """Also with a single rank on the last node, which has no partner for a link within it."""
     if comm.size > 4:
-        pytest.skip("it takes long where ranks share cores, and is the same")
+        pytest.skip("slow if ranks share cores, and tests nothing new")
 
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
     monkeypatch.setattr("platform.node", lambda: f"node{comm.rank // per_node}")
@@ -84,7 +84,7 @@ def test_impossible_figures_are_not_written(
 def test_a_failing_callback_harms_nobody(comm: Any, tree_mover: None) -> None:
     """The other ranks have measured all, including a mover registered by the test."""
     if comm.size > 2:
-        pytest.skip("it takes long where ranks share cores, and is the same")
+        pytest.skip("slow if ranks share cores, and tests nothing new")
 
     def fails(done: int, total: int) -> None:
         raise RuntimeError("told")

@@ -51,7 +51,7 @@ def state_of(grid: Any, layout: dict[str, Any], shape: tuple[int, int] = (23, 17
     return state | {"empty": DistMatrix.zeros((0, 5), grid=grid, dtype=layout["dtype"])}
 
 
-@pytest.mark.skipif(RANKS < 2, reason="one rank is left by none")
+@pytest.mark.skipif(RANKS < 2, reason="one rank has no survivors")
 @pytest.mark.parametrize("nodes", ["", "2"])
 @pytest.mark.parametrize(("shape", "layout"), [*in_turn(GRIDS, LAYOUTS)])
 def test_any_layout_is_inherited(
@@ -103,7 +103,7 @@ def test_any_layout_is_inherited(
     base.Free()
 
 
-@pytest.mark.skipif(RANKS < 2, reason="one rank is left by none")
+@pytest.mark.skipif(RANKS < 2, reason="one rank has no survivors")
 def test_the_memory_of_ranks_that_are_gone_is_given_back(comm: Any) -> None:
     base = comm.Dup()
     with ProcessGrid(base) as grid:

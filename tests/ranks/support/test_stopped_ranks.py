@@ -113,7 +113,7 @@ def test_a_stopped_rank_is_named_in_every_wait_and_may_continue(tmp_path: Path) 
 
 
 def test_a_stopped_rank_may_continue_within_the_limit(tmp_path: Path) -> None:
-    """Where PDGEMM_WATCHDOG is set."""
+    """If PDGEMM_WATCHDOG is set."""
     source = """
         stops_at(3, seconds=0.4)
         C = pdgemm(1, A, A, mover="ring", algorithm="summa", check=False)

@@ -52,7 +52,7 @@ def test_parts_that_are_read_in_place(comm: Any, dtype: str, monkeypatch: pytest
 
     grid, kind, p = ProcessGrid(comm, shape=(1, comm.size)), element_type(dtype), comm.size
     if not grid.shares_memory and p > 1:
-        pytest.skip("ranks share no memory")
+        pytest.skip("the ranks do not share memory")
     for counts in ([(3 * at) % 5 + 2 for at in range(p)], [at % 3 for at in range(p)]):
         addends = (np.random.default_rng(7).standard_normal((3, p, sum(counts))) * 4).astype(kind)
         operations = "all_reduce", "reduce_scatter", "all_gather"

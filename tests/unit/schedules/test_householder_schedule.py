@@ -43,7 +43,7 @@ def test_words_by_formula(m: int, n: int, grid: tuple[int, int], mover: str) -> 
 @pytest.mark.parametrize("mover", ["ring", "shared"])
 @pytest.mark.parametrize("grid", [(1, 1), (1, 3), (3, 1), (2, 3)])
 def test_some_columns(grid: tuple[int, int], mover: str) -> None:
-    """The first columns, and then those of the trailing matrix, take the words and flops of all columns."""
+    """The first columns, and then those of the trailing matrix, add up to the words and flops of all columns."""
     whole = schedule((48, 30), grid, 4, mover, False)
     first = replace(whole, columns=12)
     rest = replace(whole, A=replace(whole.A, distribution=whole.A.distribution.window((12, 48), (12, 30))))
