@@ -74,7 +74,7 @@ def matmul_batched(
     """
     start = perf_counter()
     if not isinstance(A, Batch):  # without a Batch the ranks have no communicator to agree over
-        raise DTypeError(f"A is a Batch, got {type(A).__name__}")
+        raise DTypeError(f"A must be a Batch, got {type(A).__name__}")
     with together(A.comm, check) as description:
         product = BatchProduct(A, B, C, alpha, beta, transa, transb, accumulate_dtype, epilogue)
         description += ["matmul_batched", *product.description]
@@ -84,7 +84,7 @@ def matmul_batched(
 class BatchProduct:
     """A product of batches whose arguments are checked, and whose C and workspace are allocated.  Local.
 
-    Arguments are those of `matmul_batched`, whose errors it raises, on this rank alone.
+    Arguments are those of `matmul_batched`.  Raises its errors, on this rank only.
     description : texts that are the same on all ranks.
     """
 
@@ -324,14 +324,14 @@ def _op(x: Batch, trans: str, name: str) -> tuple[Batch, bool]:
 def _check_batch(name: str, x: Any, A: Batch) -> None:
     """Raise on this rank where batch x cannot be an operand or the result of a product with A."""
     if not isinstance(x, Batch):
-        raise DTypeError(f"{name} is a Batch, got {type(x).__name__}")
+        raise DTypeError(f"{name} must be a Batch, got {type(x).__name__}")
     supported = dtypes.RESULTS if name == "C" else dtypes.OPERANDS
     if x.dtype not in supported:
         raise DTypeError(f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}")
     extent = max(map(largest_extent, x.items), default=0)
     if max(extent, x.shapes.max(initial=0)) > BLAS_INT:
         raise LayoutError(
-            f"{name} has an item whose dimension, or distance of rows in elements, is "
+            f"{name} has an item whose dimension, or row stride in elements, is "
             f"{max(extent, x.shapes.max())}; BLAS takes up to {BLAS_INT}"
         )
     if MPI.Comm.Compare(x.comm, A.comm) not in (MPI.IDENT, MPI.CONGRUENT):
@@ -353,7 +353,7 @@ def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: 
 
 
 def _check_memory(written: dict[str, Batch], operands: dict[str, Batch]) -> None:
-    """Raise ArgumentError where a written batch is read-only, or shares memory with another one or among its items."""
+    """Raise ArgumentError where a written batch is read-only, or its items share memory with others."""
     parts = {name: arrays(x) for name, x in (operands | written).items()}
     for name in written:
         if not all(writeable(x) for x in parts[name]):

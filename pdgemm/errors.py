@@ -30,7 +30,7 @@ class ArgumentError(PdgemmError, ValueError):
 
 
 class KeyIndexError(ArgumentError, IndexError):
-    """A key names no rows, columns or elements of a matrix: an index is out of range, or is not an index."""
+    """A key does not select rows, columns or elements of a matrix: an index is out of range, or is not an index."""
 
 
 class MemoryLimitError(PdgemmError, MemoryError):
@@ -50,7 +50,7 @@ class DeviceError(PdgemmError, ValueError):
 
 
 class MappingError(DeviceError):
-    """A rank cannot map the GPU memory of another rank: from then on ranks send what they would read."""
+    """A rank cannot map the GPU memory of another rank: from then on ranks send messages instead of reading it."""
 
 
 class FileError(PdgemmError, OSError):

@@ -76,7 +76,7 @@ def pdgemm(
         also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
         float32, float64, complex64, complex128, int8, and on the host float8_e4m3fn and float8_e5m2; A and B may have
         different types.  Or `pdgemm.Scaled`, 8-bit values with scales, or matrices in files (`io.hdf5.dataset`), of
-        which two panels are in memory.
+        which two panels at a time are in memory.
     C : DistMatrix (m, n) of any layout, overwritten; of a view, only its own elements are written, in place.
         None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.
@@ -92,11 +92,11 @@ def pdgemm(
         "reduce_scatter"  the product and a reduce-scatter of C, by "inner" or "stationary_a" or "stationary_b";
         "inner"         local products and one reduction, for huge k.
     shape, layers : shape and layers of the product's grid, Pr x Pc x layers <= ranks; by default the best ones.  This
-        need not be the grid of the matrices; communicators of new grids are kept for later products.
+        need not be the grid of the matrices; communicators of new grids are cached for later products.
     lookahead    : panels in flight behind the one in use, >= 0; by default 1 on one node, 4 across several nodes.
     panel_width  : largest panel width, in inner indices; by default chosen by the model.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
-        matrices, and partial sums where the type of C is not accumulate_dtype.  Where A or B is in a file, 256 MiB.
+        matrices, and partial sums where the type of C is not accumulate_dtype.  For A or B in a file 256 MiB.
     mover        : how panels are transferred from their owners: "shared" (panels and partial sums are read in place in
         node-shared memory, and each panel is relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
         (point-to-point), "mpi" ("ibcast" or "ring", chosen by the model), or "auto": "shared" where ranks share memory,
@@ -163,7 +163,7 @@ def carried_out(
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
 
     def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, bool]:
-        """Return operands, beta, the product (on a grid of planned programs its plan), and `progress` of any rank."""
+        """Return operands, beta, the prepared product (or its plan in a draft), and whether any rank has `progress`."""
         agreement = together(comm, check)
         with agreement as description:
             agreement.flag = progress is not None
@@ -193,7 +193,7 @@ def _planned(
 ) -> tuple[ProductPlan, tuple[Any, Any]]:
     """Return the plan of a product, and alpha and beta as numbers of the kind of C.  Local.
 
-    shared : ranks may read each other's panels.
+    shared : whether ranks may read each other's panels.
     """
     dtype = operands.C.dtype
     scalars = as_scalar(alpha, dtype, "alpha"), as_scalar(0 if operands.new_result else beta, dtype, "beta")
@@ -228,7 +228,7 @@ class Plan(ProductPlan):
     ) -> DistMatrix:
         """Compute C := alpha A B + beta C as planned.  Collective; nothing is planned again.  alpha 0: C := beta C.
 
-        A, B, C, epilogue : of the planned layouts (op(A) and op(B), such as A.T).
+        A, B, C, epilogue : operands in the planned layouts; A and B are op(A) and op(B), such as A.T.
         Where node-shared memory is exhausted or GPU memory cannot be mapped, the best plan by messages is executed
         instead, unless the caller of `plan` requested a mover: then NodeMemoryError or DeviceError is raised.
         Raises LayoutError on all ranks where the layouts of the matrices or the nodes of the ranks differ from the
@@ -259,7 +259,7 @@ class Plan(ProductPlan):
                 ...                         # change the elements of A and B
                 product()                   # C := A B;  product(beta=1): C := A B + C
 
-        The result keeps the plan's buffers, A, B and C; `execute` allocates buffers in each call.  `prepare` creates
+        The result holds the plan's buffers, A, B and C; `execute` allocates buffers in each call.  `prepare` creates
         communicators, on GPUs also those of NCCL, and compiles common kernels.  Raises the errors of `execute`.
         """
         return self._set_up("prepare", A, B, C, alpha, 0, epilogue, check)[0].warm_up()
@@ -295,7 +295,7 @@ class Plan(ProductPlan):
     def _for(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, epilogue: Epilogue | None, shared: bool) -> ProductPlan:
         """Return the plan of this product for these matrices, which must have the planned layouts.  Local.
 
-        It differs from this plan where the matrices are not in the node-shared memory in which they were planned.
+        It is another plan where the matrices were planned in node-shared memory and are not in it.
         """
         plan: ProductPlan = self
         check_product(A, B, C)
@@ -322,7 +322,7 @@ class Plan(ProductPlan):
             sent = replace(problem, mover=mover, staged=staged, shared=False, outside_node_memory=(), nodes=())
             return plan_product(sent)
         if not reach.reads or nodes(A.grid) != problem.nodes:
-            raise LayoutError("the plan was made for ranks on other nodes, or that share memory by other means")
+            raise LayoutError("the plan was made for other nodes, or for ranks that share memory in another way")
         outside = outside_node_memory(A, B)
         if A.shape[1] and outside != problem.outside_node_memory:
             plan = with_moves(self.arrangement, replace(problem, outside_node_memory=outside))

@@ -1,6 +1,7 @@
 """Grouped products Y[i] := alpha X[i] op(W_g) + beta Y[i], where g is the group of row i: the experts of a mixture.
 
-Rows travel to the ranks that own the groups in one exchange, are multiplied as a batch, and return in one exchange.
+One exchange sends rows to the ranks that own their groups, the rows are multiplied as a batch, and a second exchange
+returns the results.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def matmul_grouped(
     epilogue : Y[i] := f(scale (alpha X[i] op(W_g)) + bias), as for `matmul_batched`, with beta = 0: vectors are arrays
         for all groups, or a Batch of a row (1, n) for each.  Rows in no group are 0.
 
-    Returns Y; `Y.report` is a RunReport.  Its `imbalance` says how many times the mean work the busiest rank has: a
-    group is multiplied by its owner alone, however large it is.
+    Returns Y; `Y.report` is a RunReport.  Its `imbalance` is the work of the busiest rank / the mean work: only its
+    owner multiplies a group.
 
     Cost per rank: 2dn flops for each row of its groups; each row is sent once to each of its groups on other ranks, d
     words, and its result back, n words; memory for the rows of its groups, d + n words each, and for messages of at
@@ -152,7 +153,7 @@ def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: s
     """Raise on this rank where the arguments of a grouped product do not fit together."""
     check_matrices(X=X, **({} if Y is None else {"Y": Y}))
     if not isinstance(W, Batch):
-        raise DTypeError(f"W is a Batch, got {type(W).__name__}")
+        raise DTypeError(f"W must be a Batch, got {type(W).__name__}")
     owners = checked_owners(W, X)
     check_dtype("X", X, dtypes.OPERANDS)
     if W.dtype not in dtypes.OPERANDS:

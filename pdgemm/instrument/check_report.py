@@ -12,7 +12,7 @@ from pdgemm.support.text import counted, in_seconds, in_words
 class Checks:
     """The cost of the checksums of one product on one rank, if the product is not repeated.
 
-    words : in all all-reduces.   bytes : of vectors, and of the copy of C from which a product is repeated.
+    words : elements in all all-reduces.   bytes : vectors, and the copy of C from which a product is repeated.
     """
 
     words: int

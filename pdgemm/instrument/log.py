@@ -1,7 +1,7 @@
 """The logger "pdgemm" of Python's `logging`, which writes nothing unless a program enables it.
 
 INFO, from rank 0: the plan of each product in one line, before it runs, and its report after it.
-DEBUG: from rank 0 how panels travel and why this plan was chosen, and from every rank its buffers.
+DEBUG: from rank 0 the mover of the panels and the reasons for the plan, and from every rank its buffers.
 Logging sends no messages.  A product checks the level of the logger once for its plan and once for its report, which
 takes a tenth of a microsecond.
 """

@@ -9,12 +9,12 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-_SLOW = 1.25  # times the median of all ranks from which on a rank is called slow
-_LEAST = 1e-3  # seconds below which no rank is
+_SLOW = 1.25  # a rank is slow that takes more than this multiple of the median of all ranks
+_LEAST = 1e-3  # seconds below which no rank is slow
 
 
 def slow_among(seconds: Sequence[float]) -> int | None:
-    """Return the rank that is busy much longer than the median of all ranks; None: no rank is."""
+    """Return the rank that is busy much longer than the median of all ranks; None if there is none."""
     rank = max(range(len(seconds)), key=seconds.__getitem__)
     slow = len(seconds) > 1 and seconds[rank] > max(_LEAST, _SLOW * median(seconds))
     return rank if slow else None
@@ -88,7 +88,7 @@ class Then:
         self._act()
 
     def abandon(self) -> Any:
-        """Return what is in progress of the request, a collective (`CollectiveRun`); the function is not called."""
+        """Stop waiting, and return the pending request or `CollectiveRun`; the function is not called."""
         return self._request.abandon()
 
 

@@ -27,10 +27,10 @@ class Report(RunReport):
     `summary()` returns the figures of all ranks.  `str` is a line about this rank; on rank 0 a line that describes the
     computation stands above it, so that `print(C.report)` on all ranks prints the description once.
 
-    mover : or another transport of panels: "shift", "reduce_scatter".   moves : to and from the algorithm's layouts.
-    predicted_seconds : of the slowest rank, by the model of the machine.
-    lower_bound_words : received by the busiest rank, for any algorithm, without redistribution.
-    device : empty on the host.   ranks_per_device : on the device with most ranks.
+    mover : the mover, "shift" or "reduce_scatter".   moves : redistributions to and from the algorithm's layouts.
+    predicted_seconds : time of the slowest rank, by the model of the machine.
+    lower_bound_words : words that the busiest rank must receive, by any algorithm, without redistribution.
+    device : its name; empty on the host.   ranks_per_device : ranks on the device with most ranks.
 
     Of one product C := alpha A B + beta C, whose `extra_bytes` counts memory beyond A, B and C:
     inside, layers, mnk : the algorithm of each layer, the number of layers, the sizes.

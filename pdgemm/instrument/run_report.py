@@ -51,7 +51,7 @@ def vectors_so_far() -> VectorTraffic:
 class RunReport(InNotebook):
     """Measurements of a run on one rank.  Its figures are attributes; a report has the figures of its kind of run.
 
-    seconds : wall time.   rank : the rank that measured.   dtype, shape : of the matrix.
+    seconds : wall time.   rank : the rank that measured.   dtype, shape : type and shape of the matrix.
 
     Of runs of schedules, where words are elements:
     counted, predicted : the traffic of this rank, as counted where messages are passed to MPI, and by formula.
@@ -61,19 +61,19 @@ class RunReport(InNotebook):
     Of a redistribution or a reduction: `name`, of the matrix or the reduction, and the layouts `source` and `target`.
 
     Of a run that computes; the seconds of redistributions are no part of its phases:
-    flops : floating-point operations of all ranks together.   compute_seconds, pack_seconds : of this rank.
-    wait_seconds : of waits.   sync_seconds : the part that waits for ranks of the node, without any transfer.
-    hidden_seconds : with a transfer in flight and without a wait; a transfer ends when this rank sees its end.
+    flops : operations of all ranks together.   compute_seconds, pack_seconds : times of this rank.
+    wait_seconds : time of waits.   sync_seconds : the part that waits for ranks of the node, without any transfer.
+    hidden_seconds : time with a transfer in flight and no wait; a transfer ends when this rank sees its end.
     moves : the reports of the redistributions; their words, bytes and seconds are part of the totals.
 
-    Of a batched or grouped product, where groups, rows, items and flops are of all ranks together:
+    Of a batched or grouped product, where groups, rows, items and flops are totals of all ranks:
     items, groups : the number of products.   rows : rows that were sent, counted once for each of their groups.
-    local_flops, compute_seconds : of this rank.   imbalance : flops of the busiest rank / mean flops of the ranks.
+    local_flops, compute_seconds : figures of this rank.   imbalance : flops of the busiest rank / mean flops of ranks.
 
     Of a load or save, where bytes are the total of all ranks:
     action, path, name, method : "read" or "wrote"; the file; its dataset, empty if it has only one matrix; how.
-    shape : of the matrix in the file: one number for a vector.   part : the rows and columns that were read, or None.
-    checksum : recorded with the dataset, or None.   generation, names : of a file of `save_all`, and its matrices.
+    shape : shape of the matrix in the file: one number for a vector.   part : the rows and columns read, or None.
+    checksum : recorded with the dataset, or None.   generation, names : of `save_all`: generation, names of matrices.
 
     Of A = Q R of a tall matrix, and of functions that use it:
     method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".

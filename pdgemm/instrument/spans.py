@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pdgemm.instrument.recorder import Recorder, Then
 
 HOST, MOVING = "host", "transfers"  # rows of a rank in a trace; the streams of a device have other rows
-PASSES = ("forward", "backward")  # of a step of training, which may have waits, and products with their phases, inside
+PASSES = ("forward", "backward")  # phases of a training step, which may contain waits, and products with their phases
 
 
 class Span(NamedTuple):

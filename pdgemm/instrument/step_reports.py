@@ -31,14 +31,14 @@ class Steps:
         self._vectors = vectors_so_far()
 
     def did(self, result: Result) -> Result:
-        """Keep the report of the matrix that a step returned, and return the matrix; an array has no report."""
+        """Record the report of the matrix that a step returned, and return the matrix; an array has no report."""
         report: Any = getattr(result, "later_report", None)
         if report is not None:
             self._reports.append(report if callable(report) else lambda: report)
         return result
 
     def add(self, steps: Steps) -> None:
-        """Keep the steps of a part of the work as one step."""
+        """Record the steps of a part of the work as one step."""
         if steps._reports:
             seconds = perf_counter() - steps.start
             self._reports.append(partial(total, steps.reports, steps.vectors, seconds, **steps._changes))
@@ -68,11 +68,11 @@ class Steps:
 
 
 def total(steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: float, **changes: Any) -> Report:
-    """Return the sum of the reports that these functions return, which is that of a product if all are of products.
+    """Return the sum of the reports that these functions return; it is a product's report if all of them are.
 
     vectors : traffic of all reductions, including those of the steps.   seconds : time of all steps.
     changes : values of other figures; if `what` is one, the sum is not that of a product.
-    Figures that are not sums, such as the grid, are those of the first algorithm that is no product, or the first one.
+    Figures that are not sums, such as the grid, are those of the first algorithm that is not a product, if any.
     """
     reports = [step() for step in steps]
     algorithms = [x for x in reports if isinstance(x, Report)]

@@ -151,7 +151,7 @@ def _checked(values: Any, grid: ProcessGrid) -> dict[str, Any]:
         raise ArgumentError(f"a state is a dict of names and values, got {type(values).__name__}")
     for name, x in values.items():
         if not isinstance(x, DistMatrix) and _has_matrices(x):
-            raise ArgumentError(f"the matrices of a state have names of their own; {name!r} is a {type(x).__name__}")
+            raise ArgumentError(f"each matrix of a state must have its own name, but {name!r} is a {type(x).__name__}")
         if isinstance(x, DistMatrix) and x.grid.comm is not grid.comm:
             raise GridError(f"{name!r} is on {x.grid!r}, which is of another communicator than {grid!r}")
     return dict(values)

@@ -91,7 +91,7 @@ class resilient:
         nested = failures.detector.guards()
         if not self.why_not and failures.failed_ranks(self.comm):  # all surviving ranks know
             raise GridError(
-                "ranks of this communicator have failed; r.comm of the block before has those that are left"
+                "ranks of this communicator have failed; r.comm of the previous block has the surviving ranks"
             )
         if not (self.why_not or nested):
             failures.detector.guard(self.comm, 0)
@@ -100,7 +100,7 @@ class resilient:
                 if not (isinstance(self._patience, (int, float)) and self._patience > 0):
                     raise ArgumentError(f"patience is a positive number of seconds, got {self._patience!r}")
                 if nested:
-                    raise GridError("a block of pdgemm.resilient is in another one")
+                    raise GridError("a block of pdgemm.resilient is inside another one")
                 arguments += ["resilient", f"patience={self._patience}", self.why_not]
             self.comm = self.comm.Dup()
         except MPI.Exception as bad:
@@ -114,7 +114,7 @@ class resilient:
         if not self.why_not:
             failures.detector.guard(self.comm, self._patience)
         elif not self.comm.rank:
-            say(f"warning: a rank that is killed takes this job along: {self.why_not}")
+            say(f"warning: a rank that is killed ends this job: {self.why_not}")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -197,7 +197,7 @@ class resilient:
                     bits = 0
 
     def _raise(self) -> None:
-        """Raise on all ranks the exception of the first rank that has one which no failure caused.  Collective."""
+        """Raise on all ranks the first exception, by rank, that no failure caused.  Collective."""
         error = None if failures.is_of_failure(self._error) else self._error
         if error is None or isinstance(error, Exception):
             agree(self.comm, error)
@@ -248,10 +248,10 @@ class resilient:
             return [*MPI.Group.Translate_ranks(gone, [*range(gone.size)], self._first)]
         with suppress(MPI.Exception):  # a rank fails just now
             self._raise()
-        self._in_vain += 1  # no rank has an exception of its own where MPI reported one failure twice
+        self._in_vain += 1  # no rank has an exception if MPI reported one failure twice
         if self._in_vain > _IN_VAIN:
             raise GridError(
                 f"no rank fails, and yet the step fails: {self._error}.  Does it use MPI.COMM_WORLD, or a grid or a "
-                "matrix of before a failure?  r.comm and the matrices of the state have the ranks that are left"
+                "matrix from before a failure?  r.comm and the matrices of the state have the surviving ranks"
             )
         return []

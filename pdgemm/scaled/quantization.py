@@ -22,7 +22,7 @@ from pdgemm.scaled.scaled_matrix import POWERS, VALUES, Scaled, local_strip, sca
 from pdgemm.schedules.products.scales import STRIP
 from pdgemm.support.agreement import together
 
-SHARING = ("tensor", "row", "column", "block")  # what has a scale
+SHARING = ("tensor", "row", "column", "block")  # the elements that share a scale
 _LEAST, _MOST = 2.0**-126, float(np.finfo(np.float32).max)  # scales of float32
 
 
@@ -42,7 +42,7 @@ def quantize(
 
     A      : DistMatrix (m, n), real, on the host.
     dtype  : float8_e4m3fn (largest number 448), float8_e5m2 (57344) or int8 (127).
-    scales : what has a scale of its own: "tensor", "row", "column", or "block".  s is the largest finite |a| divided by
+    scales : elements that share a scale: "tensor", "row", "column", or "block".  s is the largest finite |a| divided by
              the largest number of the type, and 1 where all are 0.  Or a number, the scale of the tensor, such as that
              of an earlier step.
     block  : rows and columns of a block, for "block".  The blocks of A's layout must begin at borders of these blocks,
@@ -69,7 +69,7 @@ def quantize(
         _check_types(A, to, of_scales, saturate)
         sides = _sides(A.shape, scales, block)
         if of_scales == POWERS and isinstance(scales, Real) and np.frexp(float(scales))[0] != 0.5:
-            raise ArgumentError(f"scales = {scales} is no power of two, as {POWERS} are")
+            raise ArgumentError(f"scales = {scales} is not a power of two, as {POWERS} are")
         if scales == "block":
             rows, cols = A.distribution.rows, A.distribution.cols
             places = Distribution(_aligned(rows, sides[0], "rows"), _aligned(cols, sides[1], "columns"))
@@ -168,9 +168,9 @@ def _of_blocks(x: np.ndarray, mb: int, nb: int) -> np.ndarray:
 
 
 def _scales(largest: np.ndarray, top: float, powers: bool, wanted: Any) -> np.ndarray:
-    """Return the scale at which the largest element becomes the largest number of the type; 1 where there is none.
+    """Return the scale at which the largest element becomes the largest number of the type; 1 where all elements are 0.
 
-    wanted : a number in place of all scales, or a word.
+    wanted : a number, which replaces all scales, or a word.
     """
     if isinstance(wanted, Real):
         return np.full(largest.shape, float(wanted))

@@ -106,7 +106,7 @@ class Scaled:
     def __getitem__(self, key: Any) -> Scaled:
         """Return the submatrix S[i0:i1, j0:j1], a view that begins at a border of blocks or lies in one block.  Local.
 
-        Raises LayoutError, which names the borders next to it, elsewhere, and KeyIndexError for no slices of step 1.
+        Raises LayoutError elsewhere, with the nearest borders, and KeyIndexError for other keys than slices of step 1.
         """
         if not is_view(key):
             raise ArgumentError("of a Scaled, only submatrices S[i0:i1, j0:j1] are taken: decode() has all elements")
@@ -140,7 +140,7 @@ class Scaled:
         source: tuple[int, int] = (0, 0),
         order: Order = "C",
     ) -> Scaled:
-        """Return a copy in another layout, that of `DistMatrix.redistribute`; scales go with the values.  Collective.
+        """Return a copy in another layout, that of `DistMatrix.redistribute`; the scales are sent, too.  Collective.
 
         Cost: two exchanges, of the values and of the scales.
         """
@@ -150,7 +150,7 @@ class Scaled:
         return scaled_view(values, scales, self.block)
 
     def copy(self) -> Scaled:
-        """Return a matrix with memory of its own and the same layout.  Local."""
+        """Return a copy with the same layout.  Local."""
         return scaled_view(self.values.copy(), self.scales.copy(), self.block)
 
     def decode(self, dtype: DType = np.float32) -> DistMatrix:
@@ -158,9 +158,9 @@ class Scaled:
 
         dtype : a real or complex type.  Each element is one product in float32, exact for scales that are powers of two
             unless it over- or underflows, else rounded once; in float64 and complex128 always exact.  A narrower type
-            is rounded to from float32.
+            is rounded from float32.
 
-        Cost: one exchange of the scales that other ranks have.  `.report` has its words.
+        Cost: one exchange of the scales that this rank lacks.  `.report` has its words.
         Raises DTypeError on every rank.
         """
         with together(self.grid.comm) as arguments:
@@ -245,7 +245,7 @@ def scaled_view(values: DistMatrix, scales: DistMatrix, block: tuple[int, int]) 
 
 
 def local_strip(x: Scaled) -> tuple[Strip, Any]:
-    """Return the scales of this rank's values, and the report of the exchange that brought them.  Collective."""
+    """Return the scales of this rank's values, and the report of their exchange.  Collective."""
     start, grid, values = perf_counter(), x.grid, x.values.distribution
     own = tuple([dim.indices(part) for part in range(dim.parts)] for dim in (values.rows, values.cols))
     with together(grid.comm):

@@ -44,8 +44,8 @@ class together:
     ArgumentError, which shows ranks and their arguments.  Collective over `comm`; one allreduce of 4 words.
 
     check : False where the caller guarantees equal arguments without errors: nothing is compared, and an exception is
-            raised on this rank alone.  It may be set to True in the block, on all ranks.
-    flag  : True, or a number: after the block it is the largest of all ranks, so that True of one rank is True of all.
+            raised only on this rank.  It may be set to True in the block, on all ranks.
+    flag  : set it in the block to True or a number; after the block it is the maximum over all ranks.
     """
 
     __slots__ = ("_arguments", "_comm", "check", "flag")
@@ -77,7 +77,7 @@ def agree(comm: MPI.Comm, error: BaseException | None = None, description: str =
                   names all ranks that failed.
     description : the arguments of this rank as text; ArgumentError is raised where the text differs among the ranks.
                   Addresses, as in "<function f at 0x7f>", are left out.  Its length does not change the cost.
-    flag        : True, or a number; the result is the largest of all ranks.
+    flag        : True, or a number; the result is the maximum over all ranks.
     """
     from mpi4py import MPI
 
@@ -183,10 +183,11 @@ def print_once(say: Callable[[str], object] | None = None) -> None:
 
 
 class GuardedCallback:
-    """A user's callback that is not called again after its first exception, which is kept in `error`.
+    """A user's callback that is not called again after its first exception, which `error` then holds.
 
-    An exception in the middle of a collective operation would leave the other ranks waiting, and one of all ranks would
-    leave messages, which the next operation would take for its own: so KeyboardInterrupt is raised at the end, too.
+    An exception in the middle of a collective operation would leave the other ranks waiting; an exception on all ranks
+    would leave messages that the next operation would receive.  So any exception, KeyboardInterrupt, too, is raised at
+    the end.
     """
 
     def __init__(self, callback: Callable[[int, int], object] | None) -> None:

@@ -1,9 +1,9 @@
 """Ranks that fail: a thread of every rank detects failures, and interrupts all waits of its rank.
 
 MPI's fault tolerance (ULFM: Bland, Bouteiller, Herault, Bosilca & Dongarra, 2013) reports a failed rank only to ranks
-that wait for it: a rank that waits for a rank that has gone to recover waits for ever.  So a thread of every rank looks
-for failures and, after a failure, revokes all communicators of the package on this rank.  After that each operation on
-these communicators, also an operation in progress, raises MPI.Exception: no loop has to look for failures.
+that wait for it.  If one of these ranks leaves to recover, a rank that waits for it waits for ever.  So a thread of
+every rank polls for failures and, after a failure, revokes all communicators of the package on this rank.  After that
+each operation on these communicators, also an operation in progress, raises MPI.Exception: loops need not poll.
 
 Before `detector.guard` is called for the first time, no failure is detected and no communicator is revoked.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     AnyComm = TypeVar("AnyComm", bound=MPI.Comm)
 
-_LOOK = 0.02  # seconds between two looks: a failure is detected within this time
+_LOOK = 0.02  # seconds between two polls: a failure is detected within this time
 _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 # Shares of the patience after which a rank ends that has not joined the recovery.  The second share is for the first
 # surviving rank: where all ranks hang, this rank is the last one, and ends with the exit code.
@@ -52,7 +52,7 @@ def why_not() -> str:
 
 
 def tracked(comm: AnyComm) -> AnyComm:
-    """Return a new communicator such that its blocking calls are waits, and it is revoked after a failure.  Local."""
+    """Return a new communicator whose blocking calls count as waits, and which is revoked after a failure.  Local."""
     comm = watched_calls(comm)
     detector.add(comm)
     return comm
@@ -85,7 +85,7 @@ def is_of_failure(error: BaseException | None) -> bool:
 
 
 class FailureDetector:
-    """The thread that looks for failed ranks, and the communicators that it then revokes."""
+    """The thread that polls for failed ranks, and the communicators that it then revokes."""
 
     def __init__(self) -> None:
         self._using = threading.Lock()  # held while communicators are revoked, so that none is freed meanwhile
@@ -130,7 +130,7 @@ class FailureDetector:
     def end_with_others(self, error: BaseException | None = None) -> None:
         """Let this rank end when another rank fails, and end it at once if a rank has failed already.  Local.
 
-        error : an exception that may come from a failure that the thread has not detected yet.
+        error : an exception that may be caused by a failure that the thread has not detected yet.
         """
         with self._using:
             self._patience = 0.0
@@ -161,7 +161,7 @@ class FailureDetector:
             self._notice()
 
     def _rest(self) -> None:
-        """Look for failures for the last time, because MPI_Finalize begins; do nothing in a forked process."""
+        """Poll for failures for the last time, because MPI_Finalize begins; do nothing in a forked process."""
         if self._thread is None or not self._thread.is_alive():
             return
         with self._using:

@@ -51,7 +51,7 @@ class State(NamedTuple):
 
     @property
     def identity(self) -> set[tuple[int, int]]:
-        """What a rename keeps: device and inode, which some network file systems invent anew, or size and time."""
+        """The properties that a rename preserves: device and inode, or on some network file systems size and time."""
         return {(self.device, self.inode), (self.size, self.modified)}
 
 

@@ -29,11 +29,11 @@ UNFINISHED = set[Path]()  # files to remove if this process is ended now
 _TIDIED = set[Path]()  # files whose leftovers, of jobs that were killed before this job began, have been removed
 MARK = b"written by pdgemm"  # at the beginning of reports, pictures and the like, which may therefore be replaced
 _START = 1 << 12  # bytes of a file that are searched for this
-LOST = "what was written is not what the file holds (disk full, quota, bad disk)"
+LOST = "the file does not hold the bytes that were written (disk full, quota, bad disk)"
 WAIT = "PDGEMM_LOCK_WAIT"  # environment variable: seconds that a job waits for another job that saves to the same file
 _WAIT = 600.0  # seconds where the variable is not set
 _TURN = 1.0  # seconds after which `Output.begin` returns to a caller that waits
-_NAP = 0.05  # seconds between the first two looks at the lock
+_NAP = 0.05  # seconds between the first two attempts to lock
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
@@ -64,7 +64,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def file_error(path: str | Path, error: Exception) -> PdgemmError:
-    """Return an error of work on a file with one line, which names the file or, if another is missing, that file."""
+    """Return a one-line error for work on a file; it names the file or, if another file is missing, that file."""
     if isinstance(error, PdgemmError):
         return error
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
@@ -75,9 +75,9 @@ def file_error(path: str | Path, error: Exception) -> PdgemmError:
 
 
 def check_replaced(what: object, ours: bool, overwrite: bool, why: str = "was not written by pdgemm") -> None:
-    """Raise ArgumentError where an output would replace what exists: the rule of all outputs.
+    """Raise ArgumentError where an output must not replace an existing file or dataset: the rule of all outputs.
 
-    ours : pdgemm wrote what exists, and nothing else needs it.   overwrite : the user has said that it may be lost.
+    ours : pdgemm wrote it, and nothing else needs it.   overwrite : the user permits that it is lost.
     """
     if not (ours or overwrite):
         way = typed("--force", "overwrite=True")
@@ -122,7 +122,7 @@ def _resolved(path: Path) -> Path:
         return target
     check_ordinary(status)
     if not target.exists() or not target.samefile(path):  # /dev/fd/3 of a file that was removed
-        raise OSError(errno.ENOENT, "the file has no name that it could be replaced under")
+        raise OSError(errno.ENOENT, "the file has no name under which it could be replaced")
     return target
 
 
@@ -178,7 +178,7 @@ class Output:
     replace a file that has changed since `begin`, except for changes between this last check and the rename.
 
     path : the path as the user wrote it.   target : the result of `check_writable`.
-    kept : the temporary name, under which an incomplete file stays; None: a new name, and no incomplete file stays.
+    kept : the temporary name, under which an incomplete file stays; None: a new name; incomplete files are removed.
     """
 
     def __init__(self, path: Path, target: Path, kept: Path | None = None) -> None:
@@ -205,7 +205,7 @@ class Output:
                 say(f"{self._path}: waiting for {_holder(self._lock)}, which is saving to it; {wait:g} s at most")
             if now >= turn:
                 return None
-            sleep(min(_TURN, _NAP + waited / 8))  # ever longer, because many jobs may ask one file server
+            sleep(min(_TURN, _NAP + waited / 8))  # ever longer: many jobs may poll one file server
             now = monotonic()
         self._held = held
         UNFINISHED.update((self._lock,) if self._kept else (self._partial, self._lock))
@@ -221,7 +221,7 @@ class Output:
         return self._partial
 
     def _remove_left(self) -> None:
-        """Remove temporary files that killed jobs left of this file; we hold its lock.  Once: folders may be large."""
+        """Remove the temporary files of killed jobs for this file; we hold its lock.  Once: folders may be large."""
         if self._target in _TIDIED:
             return
         _TIDIED.add(self._target)
@@ -245,14 +245,14 @@ class Output:
         if self._target.exists():
             _owned_alike(self._target, self._partial)
         if state(self._target) != self._before:
-            raise FileError(f"{self._path}: another program changed it meanwhile, and it was left like that: try again")
+            raise FileError(f"{self._path}: another program changed it meanwhile, so it was not replaced: try again")
         if last is not None:
             last()
         rename(self._partial, self._target)
         self.end()
 
     def end(self) -> None:
-        """Remove the temporary file, if it is not kept, and the lock file.  May be called again."""
+        """Remove the temporary file, unless `kept` names it, and the lock file.  May be called again."""
         if self._held is None:
             return
         UNFINISHED.discard(self._lock)  # before the lock file may be another job's

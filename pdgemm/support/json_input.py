@@ -75,7 +75,7 @@ def _special(kind: type, value: Any) -> Any:
     """Return values of the types that msgspec does not know."""
     if kind is np.dtype:
         if not isinstance(value, str) or value not in _DTYPES:
-            raise ValueError(f"no type of elements: {_short(repr(value))}")
+            raise ValueError(f"not an element type: {_short(repr(value))}")
         return _DTYPES[value]
     raise NotImplementedError(kind)
 
@@ -89,7 +89,7 @@ def _look_for_more(value: Any, known: Any, place: str = "$") -> None:
     if isinstance(value, dict):
         for name, x in value.items():
             if name not in known:
-                raise ValueError(f"{_short(name)!r} is no field of it - at `{place}`")
+                raise ValueError(f"{_short(name)!r} is not a field of it - at `{place}`")
             _look_for_more(x, known[name], f"{place}.{name}")
     elif isinstance(value, list):
         for number, (x, y) in enumerate(zip(value, known)):

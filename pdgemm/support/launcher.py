@@ -97,7 +97,7 @@ def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iter
 
 # ------------------------------------------------------------------ the environments of child processes
 def outside_job(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment for a launcher that this process starts: its ranks are no part of this process's job.
+    """Return the environment for a launcher that this process starts: its ranks do not belong to this process's job.
 
     The variables of a batch system's allocation, and users' options for launchers, stay.
     """

@@ -1,4 +1,4 @@
-"""The memory that is left, on this machine and in control groups (jobs of Slurm), and what this process keeps of it."""
+"""The memory that is left, on this machine and in control groups (jobs of Slurm), and freed memory of this process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 MACHINE = "memory"
 ROOT = Path("/")
 _NO_LIMIT = 1 << 60  # bytes; a limit of this size or more means that there is no limit
-KEPT = 1 << 25  # bytes: larger blocks go back to the system at once (DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc.c)
+KEPT = 1 << 25  # bytes: larger blocks are returned at once (DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc.c)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3), where a threshold of trimming of -1 is never reached
 
 
 def memory_left() -> dict[str, int]:
     """Return the free bytes by the name of the limit, the machine or a control group; {} where the system reports none.
 
-    Memory that the system can free counts as free: the page cache, its own caches, and swap.  So no more memory can be
-    allocated.
+    Memory that the system can free counts as free: the page cache, its own caches, and swap.  So no more memory can
+    be allocated than this.
     """
     machine = _table(ROOT / "proc/meminfo")
     swap = machine.get("SwapFree", 0)
@@ -38,11 +38,11 @@ def memory_left() -> dict[str, int]:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees, for the next step of a loop.  Local; returns whether it does.
+    """Let this process retain the memory that it frees, for the next step of a loop.  Local; returns whether it does.
 
-    The C library of Linux gives freed memory back to the system where it lies together at the end of the heap, and each
-    of its pages is faulted in and zeroed when it is used again.  Blocks of more than `KEPT` bytes still go back.
-    Thresholds that the user has set in the environment stand; other C libraries have none.
+    The C library of Linux returns freed memory at the end of the heap to the system, and each of its pages is faulted
+    in and zeroed when it is used again.  Blocks of more than `KEPT` bytes are still returned.  Thresholds that the user
+    has set in the environment are not changed; other C libraries have none.
     """
     tuned = environ.get("GLIBC_TUNABLES", "")
     for name in ("trim_threshold", "mmap_threshold"):

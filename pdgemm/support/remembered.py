@@ -1,4 +1,4 @@
-"""A cache of the results of methods of constant values: each result is computed once, and is kept in the value."""
+"""A cache for methods of immutable objects: each result is computed once, and cached in the object."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Result = TypeVar("Result")
 
 
 def remembered(method: Callable[[Value, Any], Result]) -> Callable[[Value, Any], Result]:
-    """Keep the results of a method of one argument in the object, whose fields must never change."""
+    """Cache the results of a method of one argument in the object, whose fields must never change."""
     return remembered_if(None)(method)
 
 
 def remembered_if(
     worth: Callable[[Any], bool] | None,
 ) -> Callable[[Callable[[Value, Any], Result]], Callable[[Value, Any], Result]]:
-    """Keep, as `remembered` does, only the results for which `worth` is true; None: all results."""
+    """Cache, as `remembered` does, only the results for which `worth` is true; None: all results."""
 
     def decorate(method: Callable[[Value, Any], Result]) -> Callable[[Value, Any], Result]:
         @wraps(method)

@@ -5,7 +5,7 @@ of the signals because `mpirun` forwards it and ends with the ranks' exit code. 
 ends with 1, and sends its ranks SIGCONT, SIGTERM and SIGKILL within half a second; that of Open MPI 5 then prints
 nothing more.
 
-A program that can save its work sets how long saving may take (`patience`), looks at `signal_received` from time to
+A program that can save its work sets how long saving may take (`patience`), polls `signal_received` from time to
 time, and calls `leave` when its work is saved.  A second signal ends the program at once.
 """
 
@@ -29,7 +29,7 @@ _LATER = 1.0  # seconds in which rank 0 may print its line before the end of ano
 
 
 class _Ending:
-    """What is known of the end of this process."""
+    """The state of the end of this process: its work, its patience, and the signal that it has received."""
 
     def __init__(self) -> None:
         self._what, self._lost = "starting", "nothing was written"
@@ -51,7 +51,7 @@ class _Ending:
             self._patience = 0.0
 
     def signal_received(self) -> int:
-        """Return the signal that asked the program to end; 0 where no signal came."""
+        """Return the signal that asked the program to end; 0 if no signal was received."""
         return self._received
 
     def leave(self, number: int) -> NoReturn:

@@ -31,7 +31,7 @@ def on_command_line() -> Iterator[None]:
 
 
 def typed(option: str, argument: str) -> str:
-    """Return the name of what a message asks for: the option of a command, or the argument of a function."""
+    """Return the name of an argument for a message: the option of a command, or the argument of a function."""
     return option if _interface[-1] == "command line" else argument
 
 

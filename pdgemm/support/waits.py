@@ -39,7 +39,7 @@ _BLOCKING = (
 class CheckCounter:
     """The checks of a communicator (`agreement.together`, `agree`) that this rank has reached, and news of other ranks.
 
-    question_comm : a duplicate for questions of the watchdog, which are no waits; None: the ranks cannot be asked.
+    question_comm : a duplicate for the watchdog's questions, which are not waits; None: the ranks cannot be asked.
     processes : for each rank, the namespace and the number of its process; the namespace is "" where it is unknown.
     """
 
@@ -50,7 +50,7 @@ class CheckCounter:
         self.processes = list[tuple[str, int]]()
         self.reached = self.agreed = self.raised = 0  # checks; those that were agreements; those that raised
         self.skipped = 0  # the number of the last check that this rank skipped, with check=False
-        self.questioned = -inf  # time.monotonic() when a lower rank last asked about the check reached last
+        self.questioned = -inf  # time.monotonic() of the last question of a lower rank about the check reached last
         self.left = set[int]()  # ranks that have told this rank that they leave the program
 
 
@@ -146,9 +146,9 @@ class Stillness:
         self._at, self._used, self._blocks = monotonic(), process_time(), _blocks()
 
     def look(self, most: float) -> None:
-        """Look again.  A wait that continues is no progress, except where files are read or written outside a check.
+        """Update the seconds.  A wait that continues is not progress, unless files are read or written outside a check.
 
-        most : the largest number of seconds that are counted for the time since the last look.
+        most : the largest number of seconds that are counted for the time since the last update.
         """
         now, used, wait = monotonic(), process_time(), this_rank.wait
         blocks = self._blocks if wait and wait.check else _blocks()

@@ -74,7 +74,7 @@ def seconds() -> tuple[float, bool]:
 def watched(comm: MPI.Comm) -> MPI.Intracomm:
     """Return the caller's communicator, and start the watchdog, which then reports long waits on it.  Local.
 
-    Raises GridError where `comm` is no intracommunicator, on this rank alone: without it the ranks cannot agree.
+    Raises GridError where `comm` is not an intracommunicator, only on this rank: without it the ranks cannot agree.
     """
     from mpi4py import MPI
 
@@ -126,7 +126,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._using_mpi = threading.Lock()  # held while the thread calls MPI: no communicator is freed meanwhile
-        self._requests: list[MPI.Request] = []  # of messages in flight
+        self._requests: list[MPI.Request] = []  # requests of messages in flight
         self._stopped = False
 
     @property
@@ -192,7 +192,7 @@ class Watchdog:
     def _report(self, wait: Wait, counter: CheckCounter | None, comm: MPI.Comm) -> bool:
         """Print which ranks are missing, and end the job if it must end.  Returns False while a rank is at work.
 
-        A rank in the same check as a lower rank that has asked it does neither.
+        Does neither if a lower rank in the same check has asked this rank.
         """
         still = self._stillness.seconds
         if counter is not None:
@@ -253,7 +253,7 @@ class Watchdog:
         self._requests += [
             comm.isend((number, check), rank, _QUESTION) for rank in range(comm.size) if rank != comm.rank
         ]
-        for _ in range(round(_ANSWER_SECONDS / _POLL)):  # turns, no clock: this process may be stopped meanwhile
+        for _ in range(round(_ANSWER_SECONDS / _POLL)):  # counted polls, no clock: this process may be stopped
             self._answer()
             states.update((rank, state) for rank, (of_check, state) in _received(comm, _ANSWER) if of_check == number)
             if len(states) == comm.size:
@@ -273,7 +273,7 @@ class Watchdog:
                         if check and number == counter.reached and rank < comm.rank:
                             counter.questioned = monotonic()
                         self._requests.append(comm.isend((number, self._state(counter)), rank, _ANSWER))
-        with suppress(MPI.Exception):  # of a message to a rank that failed; it is complete then
+        with suppress(MPI.Exception):  # the request of a message to a failed rank: it is then complete
             self._requests = [x for x in self._requests if not x.Test()]
 
     def _state(self, counter: CheckCounter) -> _State:
@@ -294,7 +294,7 @@ class Watchdog:
 
 
 def _received(comm: MPI.Comm, tag: int) -> Iterator[tuple[int, Any]]:
-    """Yield the messages that have come, each with its source."""
+    """Yield the messages that have arrived, each with its source."""
     from mpi4py import MPI
 
     status = MPI.Status()

@@ -53,7 +53,7 @@ class RoutineCall:
     """One call of a routine.
 
     numbers  : the number of each Fortran argument.   passed : the Fortran arguments.
-    values   : the checked arguments of the function; others are None.   submatrices : those that the call makes use of.
+    values   : the checked arguments of the function; others are None.   submatrices : those that are used.
     """
 
     def __init__(self, routine: str, kinds: dict[str, Kind], numbers: dict[str, int], passed: dict[str, Any]) -> None:
@@ -226,8 +226,8 @@ def family(
 ) -> tuple[Callable[..., Result], ...]:
     """Return the routines that a function declares, one for each element type.
 
-    routine, types : the name, and what replaces its "?"; the first character is the element type.
-    check          : what checks a call on all processes together.
+    routine, types : the name, and the replacements of its "?", whose first character is the element type.
+    check          : function that checks a call on all processes together.
     """
     declared = signature(function, eval_str=True)
     kinds, fortran = dict[str, Kind](), dict[str, Any]()

@@ -56,7 +56,7 @@ Values = Annotated[VectorArgument, Vector("A", "real", length="n", updated=True)
 def p_evd(jobz: Job, uplo: Uplo, n: Extent, A: Square, w: Values, Z: Vectors) -> int:
     """Compute the eigenvalues and eigenvectors of a Hermitian sub(A), and return INFO, 0.  Collective over the context.
 
-    jobz : "V" eigenvalues and eigenvectors; "N" eigenvalues alone, and z, iz, jz and descz are ignored.
+    jobz : "V" eigenvalues and eigenvectors; "N" only eigenvalues, and z, iz, jz and descz are ignored.
     uplo : "U" or "L", the triangle of sub(A), n x n, that is read; unlike in ScaLAPACK, sub(A) is not changed.
     w    : local array of n real numbers, the eigenvalues in ascending order, the same on every process.
     a, ia, ja, desca, z, iz, jz, descz : as in p?gemm; sub(Z), n x n, is overwritten with the eigenvectors.
@@ -103,7 +103,7 @@ def _eigenpairs(uplo: str, A: DistMatrix, w: VectorArgument, Z: DistMatrix | Non
 
 
 def _of_triangle(A: Any, **how: Any) -> Any:
-    """Return what `eigh` does of the triangle that it reads; ScaLAPACK's callers may have anything in the other one."""
+    """Return the result of `eigh` for the triangle that it reads; the other one may hold anything without a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* is not Hermitian")
         return eigh(A, **how)
@@ -117,7 +117,7 @@ def p_gvd(
 
     ibtype : 1: sub(A) v = w sub(B) v;  2: sub(A) sub(B) v = w v;  3: sub(B) sub(A) v = w v.
     jobz   : "V": sub(A), n x n, is overwritten with the eigenvectors V, where V^H B V = I, and V^H B^-1 V = I for
-             ibtype 3; "N": eigenvalues alone, and sub(A) is not changed.
+             ibtype 3; "N": only eigenvalues, and sub(A) is not changed.
     uplo   : "U" or "L", the triangle of sub(A) and of sub(B) that is read; that of sub(B), Hermitian and positive
              definite, is overwritten with its Cholesky factor, as by p?potrf.
     w      : as in p?syevd.
