@@ -1,4 +1,4 @@
-"""Checks of matrices and their types that a rank makes by itself: no function here communicates."""
+"""Local checks of matrices and their types: no function here communicates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = "sums must be of the same kind (integer, real, complex) as C, and A and
 def communicator(**matrices: object) -> MPI.Intracomm:
     """Return the communicator over which the ranks compare their arguments: that of the first grid that is not freed.
 
-    Raises DTypeError where no argument is a matrix: on this rank alone, because the rank has no communicator.
+    Raises DTypeError where no argument is a matrix: only on this rank, because there is no communicator to agree over.
     """
     communicators = [x.grid.comm for x in matrices.values() if isinstance(x, DistMatrix)]
     if communicators:
@@ -54,7 +54,7 @@ def check_matrices(**matrices: object) -> None:
 def last_may_be_missing(function: F) -> F:
     """Let callers omit the last required argument of a function, which is then None; the signature shows no default.
 
-    Then the function's own checks run, whose messages say more than Python's: `pdgemm(A, B)` lacks alpha, and not B.
+    So the function's own checks report the mistake: in `pdgemm(A, B)` alpha is missing, but Python would report B.
     """
     changed: Any = function
     changed.__signature__ = signature(function)
@@ -107,7 +107,7 @@ def op(A: DistMatrix, letter: str) -> DistMatrix:
 def accumulation(
     a: np.dtype, b: np.dtype, c: np.dtype, requested: Any, compute_type: Any = None
 ) -> tuple[np.dtype, str]:
-    """Return the type in which products of a and b are accumulated, and the type to which these are rounded, or ""."""
+    """Return the accumulation type of products of a and b, and the type to which a and b are rounded, or ""."""
     if compute_type is not None:
         as_name(compute_type, "compute_type", dtypes.COMPUTE)
     return _accumulation(a, b, c, None if requested is None else dtypes.element_type(requested), compute_type)
@@ -145,7 +145,7 @@ def check_result(name: str, C: DistMatrix, operands: Mapping[str, DistMatrix]) -
         if overlap(local, x.stored):
             instead = "A = A @ B in place of A @= B" if name == "C" else f"{other}.copy()"
             raise ArgumentError(
-                f"{name} shares memory with {other}, which is read while {name} is written: use a matrix of its own, "
+                f"{name} shares memory with {other}, which is read while {name} is written: use a separate matrix, "
                 f"or {instead}"
             )
 
@@ -192,11 +192,11 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
         instead = f"convert it with {typed('--dtype', f'{name}.astype(float)')}"
         raise DTypeError(f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; {instead}")
     if x.device != HOST and not dtypes.TYPE[x.dtype].c_name:
-        raise DeviceError(f"{name} of {x.dtype} is multiplied on the host, and it is on {x.device}: use to_host")
+        raise DeviceError(f"{name} of {x.dtype} is multiplied on the host, but it is on {x.device}: use to_host")
     if (extent := largest_extent(local)) > BLAS_INT:
         raise LayoutError(
-            f"{name} has a local part of shape {local.shape} and strides of {local.strides} bytes: a dimension or a "
-            f"distance of rows is {extent} elements, BLAS takes up to {BLAS_INT}"
+            f"{name} has a local part of shape {local.shape} and strides of {local.strides} bytes: a dimension or the "
+            f"row stride is {extent} elements, BLAS takes up to {BLAS_INT}"
         )
 
 

@@ -1,6 +1,6 @@
 """NumPy's functions of matrices that are not methods, and the redistribution of operands to one layout and shape.
 
-FUNCTIONS maps NumPy's names to functions, ABOVE to names of functions in `pdgemm`.  `numpy_functions` refuses arguments
+FUNCTIONS maps NumPy's names to functions, ABOVE to names of functions in `pdgemm`.  `numpy_functions` rejects arguments
 that a function does not take.  All functions are collective over the grid; operands may have any layouts and are
 broadcast as in elementwise operations.
 Elements are computed where they are, on the host or on a device.
@@ -51,7 +51,7 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and a report.
 
     Matrices are redistributed to the layout of `out`, or else of the first matrix of the result's shape.  A matrix of
-    one row or column is gathered on every rank, and each rank takes its part of it, as of an array.  Collective.
+    one row or column is gathered on every rank, and each rank takes its part, as of an array.  Collective.
 
     The report is that of the redistribution, or a tuple where several matrices were redistributed.
     """
@@ -120,7 +120,7 @@ def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
     dtype = element_type(act(*(np.ones(1, x) if isinstance(x, np.dtype) else x for x in kinds)).dtype)
     parts, like, report = fitted(name, operands)
     device = devices.of(like.stored)
-    with together(like.grid.comm, device is not None):  # which may lack memory on one rank
+    with together(like.grid.comm, device is not None):  # a device may lack memory on one rank
         if device is None:
             local = np.ascontiguousarray(act(*parts))
         else:
@@ -275,12 +275,12 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     if keepdims and axis is None:
-        raise ArgumentError("numpy.linalg.norm of a DistMatrix takes keepdims with an axis only")
+        raise ArgumentError("numpy.linalg.norm of a DistMatrix takes keepdims only with an axis")
     return x.norm("fro" if ord is None else ord, axis, keepdims)
 
 
 def _dtype(dtypes: Any) -> np.dtype:
-    """Return an element type.  Raises TypeError for a matrix: its dtype is not meant."""
+    """Return an element type.  Raises TypeError for a matrix, whose own dtype NumPy would take."""
     if isinstance(dtypes, MatrixBase):
         raise TypeError("a DistMatrix is not an element type")
     return element_type(dtypes)
@@ -322,7 +322,7 @@ def eigvalsh(a: Any, UPLO: str = "L") -> Any:
 
 def qr(a: Any, mode: Any = "reduced") -> Any:
     if mode not in ("reduced", "r"):
-        raise TypeError("numpy.linalg.qr of a DistMatrix has mode 'reduced' or 'r'")
+        raise TypeError("numpy.linalg.qr of a DistMatrix takes mode 'reduced' or 'r'")
     return pdgemm.linalg.qr(a, mode=mode)
 
 

@@ -60,7 +60,7 @@ class Batch:
 
     @classmethod
     def from_local(cls, items: np.ndarray | Sequence[np.ndarray], comm: MPI.Comm) -> Batch:
-        """Make a batch of each rank's own matrices, numbered rank after rank.  Collective over `comm`.
+        """Make a batch of the ranks' local matrices, numbered in the order of the ranks.  Collective over `comm`.
 
         items : (items, rows, columns), or a sequence of matrices, rows or columns contiguous, the same dtype on all
                 ranks.  Only a sequence of matrices that are all of one shape is copied.  All arrays of all ranks are

@@ -220,7 +220,7 @@ class Constructors(MatrixBase):
         """Set the elements of a new matrix by f, and return the matrix.  Collective."""
         with together(self.grid.comm) as arguments:
             arguments.append(f"DistMatrix.{name}")
-            if self.local.size:  # without elements, a matrix may have more indices than memory
+            if self.local.size:  # a rank without elements may own more indices than fit in memory
                 set_by_function(self.local, *self.indices(), f)
         return self
 
@@ -234,7 +234,7 @@ class Constructors(MatrixBase):
         block: Block | None = None,
         source: tuple[int, int] = (0, 0),
     ) -> Self:
-        """Make a matrix whose local arrays are the ranks' own arrays; nothing is copied.  Collective over the grid.
+        """Make a matrix of the ranks' local arrays, without copying them.  Collective over the grid.
 
         local : of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on all ranks.
                 An array of NumPy's or CuPy's, or of any library that exports its memory by DLPack or
@@ -294,7 +294,7 @@ class Constructors(MatrixBase):
                 check_root(grid, root)
             arguments += ["DistMatrix.from_global", f"root={root}", device]  # `empty` compares the layouts of the ranks
             if array is None and root is None:
-                raise ArgumentError("array is None: where one rank alone has the array, all ranks name it by root=")
+                raise ArgumentError("array is None: if only one rank has the array, all ranks must pass root=")
             whole = _as_matrix(array) if root in (None, grid.rank) else np.empty((0, 0))
             if root is None:
                 arguments += [f"an array of shape {whole.shape}", whole.dtype, f"check={bool(check)}"]

@@ -45,7 +45,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     device       : "host", or the device of the local arrays, such as "cuda"; the same on all ranks.
     shared       : whether the local arrays of all ranks are in node-shared memory.  Products read shared arrays in
                    place; other arrays (copies, results of operators, your own arrays) are copied to node-shared memory
-                   in each product.  Shared elements end with MPI_Finalize; a forked process sees the same elements.
+                   in each product.  MPI_Finalize frees shared elements; a forked process sees the same elements.
     report       : the report of the product, load or redistribution that computed this matrix, or None.
 
     Views share the elements, cost nothing and send nothing: `A[i0:i1, j0:j1]` is any submatrix, `A.T` the
@@ -238,7 +238,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return the whole matrix on every rank.  Collective over the grid.
 
         Cost: mn words to every rank, in log2 P messages if these are at most 32 MiB, else in stages of 32 MiB, for
-        which every rank needs a buffer beside the matrix.
+        which every rank has a buffer.
         """
         with together(self.grid.comm) as arguments:
             arguments += ["allgather", self.distribution, self.dtype]
@@ -309,7 +309,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
                     f'norm {shown(kind)} is not one of "fro", "nuc", 1, -1, 2, -2, numpy.inf, -numpy.inf, "max"'
                 )
             if kind in (-1, -np.inf) and self.shape[kind == -1] == 0:
-                raise ArgumentError(f"norm {kind} is the least of some sums, and there is none: {self.distribution}")
+                raise ArgumentError(f"norm {kind} is a minimum of sums, and there is none: {self.distribution}")
         if kind in (2, -2, "nuc"):
             return pdgemm.linalg.norm(self, kind)
         if kind in ("fro", "max"):
@@ -328,7 +328,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     # ------------------------------------------------------------------ copying
     def copy(self) -> Self:
-        """Return a matrix with memory of its own and the same layout.  Local."""
+        """Return a copy with the same layout.  Local."""
         return self.astype(self.dtype)
 
     def astype(self, dtype: DType, copy: bool = True) -> Self:
@@ -348,11 +348,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a DistMatrix is distributed: each rank has its part, there is nothing to send, and it cannot be pickled: "
-            f"save it by hdf5.save, or {WHOLE}"
+            f"a DistMatrix is distributed over ranks and cannot be pickled: save it by hdf5.save, or {WHOLE}"
         )
 
 
 def _ones(A: DistMatrix) -> np.ndarray:
-    """Return ones in place of the elements, where a program is planned: a broadcast array of one element in memory."""
+    """Return ones that stand for the elements in a planned program: a broadcast array of one element in memory."""
     return np.broadcast_to(np.ones((), A.dtype), A.shape)

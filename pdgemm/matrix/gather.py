@@ -19,7 +19,7 @@ from pdgemm.schedules.collectives.vectors import ToAllRanks, matrix_gather, vect
 from pdgemm.transport.collectives import carry_out
 
 PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays are sent in pieces
-_STAGE_BYTES = 1 << 25  # the buffer of an all-gather, beside the whole matrix
+_STAGE_BYTES = 1 << 25  # the buffer of one stage of an all-gather
 
 
 class _Piece(NamedTuple):
@@ -72,7 +72,7 @@ def gathering_buffer(layout: Layout, size: int) -> np.ndarray:
 def allgather(local: np.ndarray, layout: Layout, grid: ProcessGrid, whole: np.ndarray, buffer: np.ndarray) -> None:
     """Set `whole` on every rank to the parts of all ranks, and count the words and messages.  Collective.
 
-    buffer : as `gathering_buffer` returns it.
+    buffer : the result of `gathering_buffer`.
     """
     schedule, height = gathering(layout, grid.size)
     rows, cols, counted = layout.distribution.rows, layout.distribution.cols, Traffic()
@@ -98,7 +98,7 @@ def planned(grid: ProcessGrid, name: str, schedule: ToAllRanks) -> bool:
 def to_all_ranks(grid: ProcessGrid, name: str, vector: np.ndarray, sums: bool = False) -> np.ndarray:
     """Return rank 0's vector on every rank, or with `sums` the sum of the vectors of all ranks.  Collective.
 
-    The words and messages are counted.   name : of the vector, in a program that is planned.
+    The words and messages are counted.   name : the name of the vector in a planned program.
     """
     schedule = vector_to_all(grid.size, len(vector), vector.dtype, sums)
     if planned(grid, name, schedule):

@@ -40,8 +40,8 @@ def new_array(
 def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
     """Return the result of a collective function that allocates, called again if a rank lacks device memory.
 
-    Memory of a device that its owner has given back stays allocated as long as other ranks map it.  So all ranks unmap
-    what they do not use before the second call.   allocate : raises OutOfMemoryError on all ranks, and writes nothing.
+    Device memory that its owner has freed stays allocated while other ranks map it.  So before the second call all
+    ranks unmap the memory that they do not use.   allocate : raises OutOfMemoryError on all ranks, and writes nothing.
     Collective over comm.
     """
     try:
@@ -55,10 +55,11 @@ def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
 
 
 def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool = False) -> T:
-    """Return `allocated` set_up(True), where ranks read each other's memory; set_up(False) where they cannot.
+    """Return set_up(True), by which ranks read each other's memory, or set_up(False) where they cannot read it.
 
-    Node-shared memory may be exhausted, and memory of another GPU may not be mapped; either is raised on all ranks.
-    required : raise instead, because the caller requested a mover.   Collective over comm.
+    The first call is repeated as by `allocated`.  It fails where node-shared memory is exhausted or memory of another
+    GPU cannot be mapped; either is raised on all ranks.
+    required : raise this error, because the caller requested a mover.   Collective over comm.
     """
     try:
         return allocated(comm, partial(set_up, True))
@@ -84,10 +85,10 @@ def all_shared(local: Array, grid: ProcessGrid) -> bool:
 
 
 def which_shared(arrays: Sequence[Array], grid: ProcessGrid) -> list[bool]:
-    """Return the same of the local arrays of each of some matrices, in one reduction.  Collective over the grid."""
+    """Return the result of `all_shared` for each of several local arrays, in one reduction.  Collective."""
     if grid.comm.size == 1:
         return [False] * len(arrays)
-    if grid.draft:  # as for the local arrays of the matrix that is planned
+    if grid.draft:  # while a program is planned, the answer for its matrices
         of = map(devices.of, arrays)
         return [bool(device.reach(grid).reads) if device else grid.shares_memory for device in of]
     memories = ((x, devices.shared_memory(devices.of(x), grid)) for x in arrays)
@@ -123,7 +124,7 @@ def memory_order(array: np.ndarray) -> Order | None:
 
 
 def communicator_of(grid: ProcessGrid) -> MPI.Intracomm:
-    """Return the communicator over which the ranks agree on a new matrix.  Raises GridError, on this rank alone."""
+    """Return the communicator over which the ranks agree on a new matrix.  Raises GridError, only on this rank."""
     if not isinstance(grid, ProcessGrid):
         raise GridError(f"grid must be a ProcessGrid, got {type(grid).__name__}")
     return grid.comm
@@ -154,6 +155,6 @@ def distribution_on(
         plane = grid.shape[0] * grid.shape[1]
         raise GridError(
             f"a matrix needs a grid of one layer, this one is {grid}; 2.5D products make their layers themselves; "
-            f"for layer 0 alone: ProcessGrid(comm, {grid.shape}, ranks=range({plane}))"
+            f"for layer 0 only: ProcessGrid(comm, {grid.shape}, ranks=range({plane}))"
         )
     return Distribution.over(grid.shape, shape, block, source)

@@ -44,7 +44,7 @@ def public(cls: _Class) -> _Class:
 class MatrixBase:
     """The part of a block-cyclic matrix on one rank; `DistMatrix` adds the collective methods.
 
-    stored : the elements of this rank as they are in memory: in a conjugated view, not conjugated.
+    stored : the local elements as they are in memory; in a conjugated view they are not conjugated.
     device : the name of the memory that the local arrays are in: "host", "cuda".
     """
 
@@ -76,7 +76,7 @@ class MatrixBase:
         self.shared = shared
         self.mpi_addressable = mpi_addressable  # whether MPI accepts addresses of the local arrays, on all ranks
         self._report: Any = None
-        self.last_run: Any = None  # of a small product: its executor, for the next product of the same matrices
+        self.last_run: Any = None  # the executor of a small product, for the next one of the same matrices
         self._layout: tuple[Any, Layout] | None = None
 
     # ------------------------------------------------------------------ elements
@@ -121,11 +121,11 @@ class MatrixBase:
         )
 
     def __str__(self) -> str:
-        """Return the elements of this rank as NumPy shows them, and the layout.  Local: one rank alone may print."""
+        """Return the elements of this rank as NumPy shows them, and the layout.  Local, so a single rank may print."""
         held = np.array2string(on_host(self.local))
         if self.stored.shape == self.shape:
             return f"{held}\n{self!r}"
-        return f"{self!r}, its part:\n{held}\nA.preview() shows the corners of all of it, on all ranks together"
+        return f"{self!r}, its part:\n{held}\nA.preview(), called on all ranks, shows the corners of the whole matrix"
 
     def _repr_html_(self) -> str:
         """Return the matrix for a notebook: its layout, the owners of blocks, and the elements of this rank.  Local."""

@@ -1,8 +1,8 @@
 """NumPyFunctions: NumPy's operators and functions of a DistMatrix, and the errors of functions that are not available.
 
-A function that is not known here is refused, because NumPy would compute it from the local arrays, or from an object
-that is not an array: the result would be a wrong number more often than an error.  The refusal depends only on the
-function, the types and the scalars, so all ranks refuse the function.
+A function that is not known here is rejected, because NumPy would compute it from the local arrays, or from an object
+that is not an array: the result would be a wrong number more often than an error.  The rejection depends only on the
+function, the types and the scalars, so all ranks reject the function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pdgemm.support.agreement import check_not_freed, together
 
 WHOLE = "use .local, .to_global(root) or .allgather()"
 
-# functions that NumPy computes from shape, dtype and elementwise functions alone
+# functions that NumPy computes only from shape, dtype and elementwise functions
 _ALLOWED = {f"numpy.{name}" for name in ("shape", "ndim", "size", "result_type", "can_cast", "common_type")}
 _ALLOWED |= {f"numpy.{name}" for name in ("iscomplexobj", "isrealobj", "fix", "isneginf", "isposinf")}
 _ALLOWED |= {f"numpy.{name}_indices_from" for name in ("diag", "tril", "triu")} | {"numpy.linalg.matmul"}
@@ -146,7 +146,7 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         else:
             parts = [x.local if isinstance(x, NumPyFunctions) else as_number(x) for x in inputs]
         order: Order = "F" if all(x.order == "F" for x in matrices) and self.device == devices.HOST else "C"
-        # without by_value no rank of the host fails alone, and nothing is sent; a device may lack memory on one rank
+        # on the host only value-dependent errors differ between ranks; on a device one rank may lack memory
         with together(self.grid.comm, by_value or self.device != devices.HOST):
             if self.device != devices.HOST:
                 local = _on_device(ufunc, parts, like, None if out is None else out.local, dtype, options)
@@ -217,7 +217,7 @@ def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]
 
 
 def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Call the method of the matrix that does what a function of NumPy does.
+    """Call the method of the matrix that corresponds to a function of NumPy.
 
     Raises TypeError for parameters that the method does not take, unless their values are NumPy's defaults.
     """
@@ -225,7 +225,7 @@ def _as_method(name: str, function: Callable[..., Any], arguments: Sequence[Any]
     bound = known.bind(*arguments, **options)
     (_, matrix), *parameters = bound.arguments.items()
     if not isinstance(matrix, NumPyFunctions):
-        raise TypeError(f"{name}: a DistMatrix is its first argument")
+        raise TypeError(f"{name}: the first argument must be a DistMatrix")
     method = getattr(matrix, _METHODS[name])
     takes = signature(method).parameters
     named = {key: value for key, value in parameters if value is not known.parameters[key].default}
@@ -257,7 +257,7 @@ def _on_device(
             out = aligned((rows, cols), dtype, "C", devices.of(like.stored))
         evaluated(partial(ufunc, **options), parts, out)
         return out
-    except TypeError as bad:  # on all ranks: it depends on the types alone
+    except TypeError as bad:  # on all ranks: it depends only on the types
         instead = "copy the matrix first, A.to_host()"
         raise TypeError(
             f"numpy.{ufunc.__name__} is not available for this DistMatrix on a device ({bad}): {instead}"
@@ -281,8 +281,8 @@ def _check_elements(
 
     operands : the dtype of each matrix, or a scalar.
 
-    The function is called with no element, and then with one, so that a rank whose local array is empty raises as well.
-    Returns the type of the result, and whether some elements may still be refused, on the ranks that hold them.
+    The function is called with no element, and then with one, so that a rank whose local array is empty raises, too.
+    Returns the type of the result, and whether the values of some elements may still be rejected on their ranks.
     """
     for count in (0, 1):
         parts = [np.ones(count, x) if isinstance(x, np.dtype) else x for x in operands]
@@ -297,7 +297,10 @@ def _check_elements(
 
 
 def not_available(what: str, name: str = "") -> str:
-    """Return the message that a function, `name`, is not available, as `what` says, with what stands in for it."""
+    """Return the message that a function is not available, with its replacement.
+
+    what : the call, as the message names it.   name : the function; by default `what`.
+    """
     name = name or what
     instead = f"use {_INSTEAD[name]}, or" if name in _INSTEAD else "its elements are distributed over many ranks:"
     return f"{what} is not available for a DistMatrix; {instead} gather it first, A.to_global() or A.allgather()"

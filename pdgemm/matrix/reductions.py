@@ -1,6 +1,6 @@
 """Reductions of a DistMatrix, over all elements or along an axis: sums, extrema, moments and norms.
 
-Each rank reduces its own elements where they are: by NumPy, in slabs that fit its cache, or on a device, in large
+Each rank reduces its local elements where they are: by NumPy, in slabs that fit its cache, or on a device, in large
 slabs; sums are pairwise.  Only the partial results of rows or columns leave a device.  The ranks of a grid column (of a
 grid row, for axis 1) reduce their partial results up a binary tree, in the same order on every run, and the root
 broadcasts the result.  An all-gather along the other grid axis follows.  So a result is the same on every rank, to the
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         def __get__(self, matrix: M, kind: type[M]) -> _Bound[M, Scalar]: ...
 
 
-# for the type checker alone: the type of a reduction of all elements
+# only for the type checker: the type of a reduction of all elements
 def _number(method: Callable[..., Any]) -> _Method[Any]:
     return method  # type: ignore[return-value]
 
@@ -283,7 +283,7 @@ class Reductions(MatrixBase):
 
 # ---------------------------------------------------------------- on one rank
 def _reduce(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
-    """Return the parts of a non-empty array along an axis, on the host.   indices : global indices along the axis."""
+    """Return the accumulators of a non-empty array along an axis, on the host.   indices : global indices along it."""
     most = at_a_time(x, fold.most)
     if abs(x.strides[0]) < abs(x.strides[1]):
         x, axis = x.T, 1 - axis
@@ -299,7 +299,7 @@ def _reduce(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
 
 
 def _joined(parts: list[Parts], fold: Fold) -> Parts:
-    """Join the parts pairwise, in a binary tree."""
+    """Join accumulators pairwise, in a binary tree."""
     while len(parts) > 1:
         pairs = [fold.join(a, b) for a, b in zip(parts[::2], parts[1::2])]
         parts = pairs + parts[len(pairs) * 2 :]
@@ -307,7 +307,7 @@ def _joined(parts: list[Parts], fold: Fold) -> Parts:
 
 
 def _halved(parts: Parts, fold: Fold) -> Parts:
-    """Join the parts of all columns into one part, by halving."""
+    """Join the accumulators of all columns into one, by halving."""
     while (n := len(parts[0])) > 1:
         half = n // 2
         joined = fold.join(tuple(x[:half] for x in parts), tuple(x[half : 2 * half] for x in parts))
@@ -321,7 +321,7 @@ def _schedule(A: Reductions, empty: Parts, axis: int | None) -> ToAllRanks:
 
 
 def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
-    """Return the parts of each column (axis 0) or row (axis 1), on every rank.  Collective."""
+    """Return the accumulators of each column (axis 0) or row (axis 1), on every rank.  Collective."""
     grid, layout, empty = A.grid, A.distribution, _nothing(fold, A.dtype)
     (reduced, i), (kept, j) = [*zip((layout.rows, layout.cols), grid.coords)][:: 1 - 2 * axis]
     starts = np.cumsum([0, *(kept.count(part) for part in range(kept.parts))])
@@ -341,7 +341,7 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
 
 
 def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
-    """Return the parts of all elements together, on every rank.  Collective."""
+    """Return the accumulators of all elements together, on every rank.  Collective."""
     grid, vectors = A.grid, _nothing(fold, A.dtype)
     up, down = _schedule(A, vectors, None).stages
     with together(grid.comm, devices.of(A.stored) is not None):
@@ -353,7 +353,7 @@ def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
 
 
 def _of_all_elements(A: Reductions, fold: Fold) -> Parts:
-    """Return the parts of this rank's elements, on the host: of each row, or of pieces of all elements.  Local."""
+    """Return the accumulators of this rank's elements, on the host: one for each row, or for all elements.  Local."""
     x, (rows, cols) = A.local, A.indices()
     if fold.indexed:
         values, places = _reduce(x, 1, fold, cols)
@@ -366,7 +366,7 @@ def _of_all_elements(A: Reductions, fold: Fold) -> Parts:
 
 
 def _nothing(fold: Fold, dtype: np.dtype) -> Parts:
-    """Return the parts of one element: all parts have their number and types."""
+    """Return the accumulator of one element; it fixes the number and types of all accumulators."""
     return fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64))
 
 

@@ -61,7 +61,7 @@ class Residual:
 
 
 def verdict(check: Any) -> str:
-    """Return what a check says, as a word of its line."""
+    """Return the verdict of a check as text."""
     return "ok" if check.passed else "WRONG" if check.wrong else "this check cannot tell"
 
 
@@ -89,7 +89,7 @@ def verify(
     accumulate_dtype : the type in which C was accumulated, where this type is less precise than C's own.
     compute_type     : the type to which the product rounded A and B, or the name of its products of slices.
 
-    Returns a `Residual`, which has not passed where the bound is too large to tell C from zeros.
+    Returns a `Residual`, which is not `passed` where the bound is too large to distinguish C from zeros.
 
     Products are in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type, by default
     C's type, or float32 for 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); plus half an eps
@@ -149,7 +149,7 @@ def residual(
         if beta != 0 and C0 is not None:
             added, size = times_x(C0)
             right, scale = right + beta * added, scale + abs(beta) * size
-        scale = scale * (1 - stored / bound)  # without the rounding of C, which is that of its elements
+        scale = scale * (1 - stored / bound)  # the rounding of C is added below, relative to its elements
         finite_left, finite_right = (np.isfinite(x).all(axis=1) for x in (left + own, right + scale))
         both = finite_left & finite_right
         wrong, missing = np.abs(left - right), np.abs(right)
@@ -225,7 +225,7 @@ def _apply(M: DistMatrix, X: np.ndarray, size: np.ndarray) -> Images:
 
 
 def added_images(comm: MPI.Intracomm, product: np.ndarray, bound: np.ndarray, most: np.ndarray) -> Images:
-    """Return what all ranks have of M X and |M| size, added up, and the largest elements of rows.  Collective."""
+    """Return the sums over all ranks of M X and of |M| size, and the largest elements of rows.  Collective."""
     comm.Allreduce(MPI.IN_PLACE, product, MPI.SUM)
     comm.Allreduce(MPI.IN_PLACE, bound, MPI.SUM)
     comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
