@@ -1,6 +1,6 @@
 """Linear algebra on top of the product: factorisations, solves and functions of matrices.
 
-Beside a matrix, operands may be lists and arrays that are the same on every rank, as for `@`: a 2-D array is
+Besides a matrix, operands may be lists and arrays that are the same on every rank, as for `@`: a 2-D array is
 distributed first.  Matrices of integers are converted to float64, as in NumPy, unless results of integers are integers.
 """
 
@@ -101,21 +101,21 @@ def plan(
     arguments, options : the arguments of the function, at least one of them a matrix; no element of a matrix is read.
     machine   : as for `pdgemm.plan`.
     iterations : the number of iterations to plan where the elements decide it; by default 6 steps of `polar`, the
-        last of products alone, 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40 Lanczos
+        last only of products, 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40 Lanczos
         steps for a 2-norm, and 2 corrections of `solve` with refine.
 
     The program is a value: `traffic(rank)` returns the words and messages of a rank, which a run counts, too; `flops`,
     `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  A matrix may be in a file
-    (`svd` and `pdgemm`): a stage says in how many panels it is read, and `bytes_read` how many bytes are; `seconds`
+    (`svd` and `pdgemm`): a stage has the number of panels that are read, and `bytes_read` their bytes; `seconds`
     does not include the reads.
     The code of the function itself runs, on matrices without elements.  Where the elements decide the next step, the
     step of most matrices is planned: LU exchanges rows, and QR with pivoting columns, that are drawn at random,
     CholeskyQR makes two passes, norms are 1, rows and columns need no powers of two, matrices have full rank,
     refinement converges, and `eigh` deflates nothing, finds all eigenvalues in an interval, and halves a spectrum.
-    Reductions and gathers of norms, diagonals and other vectors to all ranks are stages, too.  Comparisons among ranks
-    are not: of their arguments, and of numbers that each rank computes and that must be the same to the bit.
+    Reductions and gathers of norms, diagonals and other vectors to all ranks are stages, too.  The ranks' comparisons
+    of their arguments, and of numbers that must be the same to the bit, are not.
     Panels are planned as read in place where the ranks share memory, and as sent elsewhere.
-    Raises ArgumentError where `function` is no function, or does not take these arguments, and the errors of the
+    Raises ArgumentError where `function` is not a function, or does not take these arguments, and the errors of the
     function; on all ranks.
     """
     named: Any = globals().get(function) if isinstance(function, str) and function in __all__ else function
@@ -131,7 +131,7 @@ def plan(
             signature(named).bind(*arguments, **options)
         except TypeError as wrong:
             names = ", ".join(signature(named).parameters)
-            raise ArgumentError(f"plan({name}, ...) takes the arguments of it, {names}: {wrong}") from None
+            raise ArgumentError(f"plan({name}, ...) takes the arguments of {name}, {names}: {wrong}") from None
         steps = None if iterations is None else as_count(iterations, "iterations", 1)
         others = [x for x in (*arguments, *options.items()) if not matrices_in(x)[0] and not matrices_in(x)[1]]
         described += ["linalg.plan", name, others, steps, machine]

@@ -1,12 +1,12 @@
-"""Functions of matrices whose elements lie near the ends of the range of their type: all are scaled in one place.
+"""Scaling of operands whose elements are near the limits of their type, in one place for all functions of matrices.
 
 Below the smallest normal number a pivot has no reciprocal, and products lose digits; near the largest number sums
 overflow.  `in_range` scales such operands by powers of two, calls the function, and scales its results back.  Both are
 exact, unless a result itself overflows, or is below the smallest normal number.
 
-Where rows or columns lie far apart, one power for all elements does not suffice: a small row is lost as soon as its
-multiplier underflows, and large rows are taken for pivots.  An `Equilibrated` operand has a power for each row and each
-column.
+For a badly scaled matrix, one power for all elements does not suffice: a small row is lost as soon as its
+multiplier underflows, and elements of large rows are chosen as pivots.  An `Equilibrated` operand has a power for each
+row and each column.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pdgemm.support.agreement import agree, together
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NONE = -(1 << 20)  # the exponent of zero
-_UNEVEN = 0.1  # rows of general matrices are scaled where the largest elements of two have a lesser ratio, as in gesvx
-_SETTLED = 1e-8  # conjugate gradients have converged where the square of the residual is as much smaller
+_UNEVEN = 0.1  # a general matrix is badly scaled where largest elements of two rows have a lesser ratio, as in gesvx
+_SETTLED = 1e-8  # conjugate gradients end when the squared residual has decreased by this factor
 _PASSES = 16  # the most passes to scale rows and columns, each of which halves the exponents that are left
-_inside: ContextVar[bool] = ContextVar("pdgemm_inside", default=False)  # an outer function has operands in range
+_inside: ContextVar[bool] = ContextVar("pdgemm_inside", default=False)  # whether an outer function has scaled operands
 
 
 class Scale(NamedTuple):
@@ -61,7 +61,7 @@ class Scale(NamedTuple):
 class Measured:
     """An operand that is a matrix or a vector: how it is measured and multiplied by a power of two.
 
-    diagonal : the diagonal stands for all elements that the function reads.
+    diagonal : only the diagonal is measured, and stands for all elements that the function reads.
     unless   : the name of an argument of the function that, if true, leaves the operand as it is.
     """
 
@@ -81,9 +81,9 @@ class Measured:
         return x
 
     def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
-        """Return the even e for which 2^-e brings a measured operand in range, and whether it is outside.  Collective.
+        """Return the even e for which 2^-e brings an operand in range, and whether it is out of range.  Collective.
 
-        Numbers grow as little as possible and shrink as little as possible: small elements of a large operand remain.
+        The change is as small as possible, so that small elements of a large operand do not underflow.
         known : the exponents of the operands before this one.
         """
         exponent, (low, high) = _exponent(comm, self.read(x)), self.limits(np.finfo(x.dtype), values)
@@ -95,15 +95,15 @@ class Measured:
 
 
 class Equilibrated(Measured):
-    """A square matrix whose rows and columns are scaled where they lie far apart; its exponent is a Scale.
+    """A square matrix whose rows and columns are scaled if it is badly scaled; its exponent is a Scale.
 
     The argument `kind` of the function says which elements it reads, as for `solve`.  Rows and columns of a definite
     matrix have the same powers, which are read from its diagonal.
 
-    Far apart are largest elements of rows, or of columns, of a ratio below 1/10, as in LAPACK's gesvx, where the scale
-    decides which elements of a general matrix are pivots; and below eps with other kinds, of which nothing is right to
-    the condition number of A, but all may be right to that of the scaled matrix.
-    Cost: a reduction of all rows and one of all columns, or a gather of the diagonal.  Where they lie far apart, as
+    A matrix is badly scaled if the largest elements of two rows, or columns, have a ratio below 1/10, as in LAPACK's
+    gesvx, where the scale decides which elements of a general matrix are pivots.  With other kinds the limit is eps:
+    then no digit may be right by the condition number of A, but all may be by that of the scaled matrix.
+    Cost: a reduction of all rows and one of all columns, or a gather of the diagonal.  For a badly scaled matrix, as
     many reductions in each of up to 16 passes over the exponents of the elements.
     Ruiz, A scaling algorithm to equilibrate both rows and columns norms in matrices, RAL-TR-2001-034, 2001.
     """
@@ -130,8 +130,8 @@ class Equilibrated(Measured):
 class RightSide(Measured):
     """The right-hand side of a system whose matrix, the operand before it, is equilibrated.
 
-    Its rows have the powers of the equations, and each column one of its own.  With the argument `transposed` of the
-    function the equations are the columns of the matrix.   Cost: a reduction of all columns.
+    Its rows are scaled by the powers of the equations, which are the rows of the matrix, or its columns with the
+    argument `transposed` of the function.  Each column has a power of its own.   Cost: a reduction of all columns.
     """
 
     def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
@@ -148,14 +148,14 @@ class RightSide(Measured):
 
 
 def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]:
-    """Return a decorator of a function: it gets operands that are in range, and `back` scales its results.
+    """Return a decorator: the function gets operands that are in range, and `back` scales its results.
 
     operands : by the names of the function's parameters.
     back : takes the result and, for each operand, the even number e, or the Scale, for which the function got 2^-e
         times the operand; returns the result that belongs to the operands themselves.
 
-    A function that such a function calls runs as it is, because its operands are in range, unless it has one that is
-    equilibrated.  The arguments of a function with an equilibrated operand were compared among the ranks before.
+    Inside such a function other such functions do not scale, because their operands are in range, except those with an
+    equilibrated operand.  Their arguments must have been compared among the ranks before.
     Cost: one pass over the elements, or the diagonal, of each operand, and one allreduce of 4 words, in which the ranks
     agree whether there is something to scale; and that of `Equilibrated`.
     """
@@ -207,8 +207,8 @@ class RangeOfPanels:
     def bring(self, X: DistMatrix, kept: list[DistMatrix]) -> tuple[float, int]:
         """Multiply the next panel by 2^-exponent; return its norm, and the change of the exponent.  Collective.
 
-        kept : what was computed of earlier panels, and is multiplied by 2^-change.
-        Panels in range cost the norm alone, and are not multiplied.
+        kept : matrices that were computed from earlier panels; they are multiplied by 2^-change.
+        A panel in range costs only its norm, and is not multiplied.
         """
         (low, high), norm, before = self._limits, X.norm(), self.exponent
         exponent = int(np.frexp(norm)[1]) if norm else _NONE
@@ -226,7 +226,7 @@ def times(x: Any, exponent: Any) -> Any:
     """Return 2^exponent x: a matrix is overwritten, an array or a number is not.  Collective for a matrix.
 
     exponent : an integer, or a Scale, whose rows are those of x.
-    In two steps or more, because one power may be out of range; only the last one rounds, for |x| near 1.
+    Multiplies in steps, because one power may be out of range; only the last one rounds, for |x| near 1.
     """
     rows, cols = scale = exponent if isinstance(exponent, Scale) else Scale(exponent)
     most = sum(int(np.abs(e).max(initial=0)) for e in scale)
@@ -242,7 +242,7 @@ def times(x: Any, exponent: Any) -> Any:
         if not isinstance(x, DistMatrix):
             return scaled(x, rows, cols)
         device = of(x.stored)
-        with together(x.grid.comm, device is not None):  # which may lack memory on one rank
+        with together(x.grid.comm, device is not None):  # a device may lack memory on one rank
             powers = (part_of_broadcast(e, *x.indices()) for e in (np.atleast_2d(rows).T, np.atleast_2d(cols)))
             evaluated(scaled, [x.stored, *(beside(e, x.stored) for e in powers)], x.stored)
     return x
@@ -261,7 +261,7 @@ def _is_measured(x: Any) -> bool:
 def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     """Is the largest of this rank's elements in range, or zero, infinite or NaN?  Local.
 
-    On a device, where a diagonal would be copied to the host, all elements stand for it, unless one of them is NaN.
+    On a device all elements are measured, because a diagonal would be copied to the host, unless one of them is NaN.
     """
     part = x.stored if isinstance(x, DistMatrix) else x
     on_diagonal = isinstance(x, DistMatrix) and operand.diagonal
@@ -284,10 +284,10 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
 
 
 def _equilibrated(x: DistMatrix) -> Scale:
-    """Return the exponents of rows and columns after which the largest elements of all are about 1.  Collective.
+    """Return the exponents that scale the largest element of each row and column to about 1.  Collective.
 
-    Nothing is scaled where an element would fall below the smallest normal number: it may be all that its row has
-    beside elements that cancel, as on the diagonal of a triangle.
+    Nothing is scaled where an element would fall below the smallest normal number: its row may depend on it if the
+    other elements cancel, as on the diagonal of a triangle.
     """
     logs = np.log2(size_of(x))
     if not logs.max() < np.inf:
@@ -310,7 +310,8 @@ def _equilibrated(x: DistMatrix) -> Scale:
 def _nearest(logs: DistMatrix) -> list[np.ndarray]:
     """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite elements.  Collective.
 
-    So a matrix of few elements is scaled as it was before its rows and columns were.  By conjugate gradients:
+    So a matrix with few elements gets back the scaling from before its rows and columns were scaled.  By conjugate
+    gradients:
     Curtis & Reid, On the automatic scaling of matrices for Gaussian elimination, J. Inst. Maths Applics 10, 1972.
     """
     m, finite = len(logs), logs > -np.inf
@@ -366,9 +367,9 @@ def _power(exponent: int, high: int) -> int:
 
 
 def _largest(x: Any, finite: bool = False) -> float:
-    """Return max |x|, of real and imaginary parts, 0 without elements and NaN where one is NaN.  Local.
+    """Return max |x| of real and imaginary parts, 0 if there are no elements and NaN where one is NaN.  Local.
 
-    finite : of those that are finite.
+    finite : consider only finite elements.
     """
     parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
     parts = [np.where(np.isfinite(y), y, 0) for y in parts] if finite else parts

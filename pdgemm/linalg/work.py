@@ -35,7 +35,7 @@ class Work:
     """The steps of one function of a matrix, and its products, which can write to an existing matrix C.
 
     protect : protection of the products by checksums, or None.   memory_limit : of each product, as in `pdgemm`.
-    did : keeps the report of the matrix that a factorisation, a solve or a redistribution returned; returns the matrix.
+    did : records the report of a matrix that a factorisation, solve or redistribution returned; returns the matrix.
     after : returns the report of another algorithm, with the sums of these steps added.
     """
 
@@ -50,7 +50,7 @@ class Work:
         return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect, memory_limit=self.memory_limit))
 
     def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
-        """Compute Y := alpha X + beta Y by `add_matrices`, keep the report of a move, and return Y.  Collective."""
+        """Compute Y := alpha X + beta Y by `add_matrices`, record the report of a move, and return Y.  Collective."""
         before = Y.later_report
         add_matrices(Y, alpha, X, beta)
         return Y if Y.later_report is before else self.did(Y)
@@ -96,7 +96,7 @@ def text_of_function(report: Any) -> str:
 def started(name: str, A: DistMatrix, protect: Protection | None, square: bool = True, **choices: Any) -> Work:
     """Return the work of a function of A, after checking its arguments.  Collective over the grid of A.
 
-    choices : by the name of an argument, its value, and a tuple of the values that it may have.
+    choices : for each argument name, its value and the tuple of the values that it may have.
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square)

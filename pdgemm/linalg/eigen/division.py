@@ -1,4 +1,4 @@
-"""All eigenvalues and eigenvectors of a Hermitian matrix by division of its spectrum, in products alone.
+"""All eigenvalues and eigenvectors of a Hermitian matrix by division of its spectrum, by products only.
 
 Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.2.
 """
@@ -17,7 +17,7 @@ from pdgemm.linalg.work import Work, add_to_diagonal, distributed, on_one_rank, 
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
 
-SMALL = 512  # largest order for which LAPACK on one rank is faster than a division, or joins, by all
+SMALL = 512  # largest order for which LAPACK on one rank is faster than a division, or a join, on all ranks
 
 
 def divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMatrix, int]:

@@ -29,10 +29,10 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
-LARGE_FOR_VALUES = 3072  # least order for which eigenvalues alone are computed faster through a band than directly
-STEPS = 300  # the most steps of block Lanczos before all is reduced instead
-# Least orders for which two stages are taken, with all vectors and with some.  On 2 ranks one stage was faster at 4096:
-# 8.4 s and, with a tenth of the vectors, 7.0 s beside 8.1 s.  Its products of the matrix and a vector grow faster.
+LARGE_FOR_VALUES = 3072  # least order for which only eigenvalues are computed faster through a band than directly
+STEPS = 300  # the most steps of block Lanczos; after these A is reduced
+# Least orders from which two stages are faster than one, with all vectors and with some.  On 2 ranks at 4096 one stage
+# took 8.4 s, with a tenth of the vectors 7.0 s, and two stages 8.1 s; products of A and a vector grow faster with n.
 LARGE, LARGE_FOR_PART = 16384, 6144
 
 Solved = tuple[np.ndarray, DistMatrix, int, dict[str, float]]  # w, V, steps, and facts of the report
@@ -47,7 +47,7 @@ class Subset:
     hi: float = 0
 
     def slice_of(self, w: np.ndarray) -> slice:
-        """Return the slice of these values of all eigenvalues, in ascending order."""
+        """Return the slice of the wanted eigenvalues; w has all eigenvalues, in ascending order."""
         if self.kind == "value":
             return slice(*np.searchsorted(w, [self.lo, self.hi], side="right").tolist())
         return slice(int(self.lo), int(self.hi) + 1) if self.kind == "index" else slice(0, len(w))
@@ -74,7 +74,7 @@ def eigh(
         diagonal the real part.  A is not changed.
     B     : None, or a Hermitian and positive definite DistMatrix (n, n) of A's type; the same triangle is read.
     lower : read the lower triangles, otherwise the upper.
-    eigvals_only : return w alone, which takes a part of the time.
+    eigvals_only : return only w, in less time.
     type  : of the problem with B: 1: A v = w B v, and V^H B V = I;  2: A B v = w v, and V^H B V = I;
         3: B A v = w v, and V^H B^-1 V = I.
     subset_by_index : (lo, hi): the eigenvalues lo to hi, counted from 0 in ascending order, and their vectors.
@@ -82,7 +82,7 @@ def eigh(
     k     : the k largest or smallest eigenvalues, `which`: by block Lanczos or, where 3 (k + 8) >= n, as a subset.
     tolerance : of the residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
     steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.  By default 300, after
-        which the pairs are computed as a subset: where many eigenvalues lie close together beside the k, no number of
+        which the pairs are computed as a subset: where many eigenvalues are close to the k-th, no number of
         steps may suffice.
     protect : protection of the products, as for `pdgemm`, without B; other steps are not protected.
 
@@ -95,10 +95,10 @@ def eigh(
     The eigenvectors of the tridiagonal matrix are computed by divide and conquer, and transformed back.  With m of n
     vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, of which 2/3 n^3 stream A from
     memory; LAPACK on one rank takes the last 1024 columns.  Through the band it takes (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P,
-    nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues alone take 4/3 n^3/P flops, through the
+    nearly all in products, and 400 n^2 in a pipeline of all ranks.  Only eigenvalues take 4/3 n^3/P flops, through the
     band from n = 3072 on, with 400 n^2 on one rank.
-    About 3 n^2 words come in for each rank, and the words of the products; memory: about 5 n^2/P words beside A, and
-    on one rank 1024^2.  Up to order 512, LAPACK solves all on one rank.
+    Each rank receives about 3 n^2 words, and the words of the products; memory: about 5 n^2/P words besides A, and on
+    one rank 1024^2.  Up to order 512, LAPACK solves the whole problem on one rank.
     On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
     also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  This takes about 50 n^3/P
     flops, all in products and Cholesky factorisations.
@@ -189,7 +189,7 @@ def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
 
 
 def _method(A: DistMatrix, subset: Subset, eigvals_only: bool, protect: Protection | None) -> str:
-    """Return the name of the fastest method, by which these eigenvalues, or pairs, of A can be computed."""
+    """Return the name of the fastest method for these eigenvalues, or pairs, of A."""
     if len(A) <= division.SMALL or protect is not None or A.device != devices.HOST:
         return "division"
     if eigvals_only:
@@ -233,7 +233,7 @@ def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
 def _by_lanczos(
     work: Work, T: DistMatrix, k: Any, which: str, tolerance: float, steps: int, may_fail: bool
 ) -> Solved | None:
-    """Return k eigenvalues and vectors by block Lanczos; None if it may fail, and does.  Collective."""
+    """Return k eigenvalues and vectors by block Lanczos; None if this fails with `may_fail`.  Collective."""
     H = work.did(both_triangles(T, "L"))
     scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
     try:
@@ -268,7 +268,7 @@ def _check_pair(A: DistMatrix, B: DistMatrix | None, kind: int, protect: Protect
     check_operand("B", B, square=True)
     check_devices(A, B, None)
     if B.shape != A.shape:
-        raise LayoutError(f"A is {shape_of(A)} on a {A.grid} grid, and B {shape_of(B)} on a {B.grid} grid")
+        raise LayoutError(f"A and B must have the same shape: A is {shape_of(A)}, B is {shape_of(B)}")
     if B.dtype != A.dtype:
         raise DTypeError(f"A is {A.dtype}, and B {B.dtype}: they must be of one type")
     B.layout_in(A.grid)
@@ -279,7 +279,7 @@ def _check_pair(A: DistMatrix, B: DistMatrix | None, kind: int, protect: Protect
 def _subset(
     A: DistMatrix, by_index: Sequence[int] | None, by_value: Sequence[float] | None, k: int | None, which: str
 ) -> tuple[Subset, int | None]:
-    """Return what is wanted of the spectrum of A, and k.  Raises ArgumentError.  Local, inside `together`."""
+    """Return the wanted part of the spectrum of A, and k.  Raises ArgumentError.  Local, inside `together`."""
     n = len(A)
     as_name(which, "which", ("largest", "smallest"))
     if sum(x is not None for x in (by_index, by_value, k)) > 1:

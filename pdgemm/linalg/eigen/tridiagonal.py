@@ -19,7 +19,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
 LEAF = 256  # largest order of the parts that LAPACK solves on one rank
-BLOCKS = 8  # of the rows of a leaf: the rows of each half are spread over all ranks
+BLOCKS = 8  # row blocks of a leaf, so that the rows of each half are spread over all ranks
 
 Wanted = Callable[[np.ndarray], slice]
 
@@ -31,7 +31,7 @@ class _Torn(NamedTuple):
     empty  : a matrix (n, 0) with the rows, the grid and the type of all matrices of vectors.
     e      : the off-diagonal elements.
     leaf   : the order of all leaves but the last.
-    leaves : (n, leaf + 1) by rows, a leaf on one rank: each row has an eigenvalue of a leaf, and its vector.
+    leaves : (n, leaf + 1) by rows, each leaf on one rank: row i has eigenvalue i of its leaf, and its vector.
     w      : the eigenvalues of the leaves.
     """
 
@@ -68,7 +68,7 @@ def tridiagonal_eigh(
     Cost per rank of P: at most 4 n^3 / 3P flops in products, and O(n^2 / P + n log n) for roots and deflation; 2 n^2
     words of U, read or received in products, and about 7 n log2(n / 256) words of z and roots.  Deflated columns are
     neither computed nor multiplied.  Where few vectors are wanted, the last join, which has three quarters of the
-    flops, computes their columns alone.  Memory: about 3 n^2 / P words, and O(n) on every rank.
+    flops, computes only their columns.  Memory: about 3 n^2 / P words, and O(n) on every rank.
     Raises LinAlgError on all ranks where an element is NaN or infinite, or an iteration does not converge.
     Error: |T V - V diag(w)| <= c n eps |T| and |V^T V - I| <= c n eps, c less than 1.
     Cuppen, Numer. Math. 36, 1981; Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995; Tisseur & Dongarra, SIAM J.
@@ -77,7 +77,7 @@ def tridiagonal_eigh(
     n, grid, d = len(d), rows_only(like), d.copy()
     if not (np.isfinite(d).all() and np.isfinite(e).all()):
         raise LinAlgError(f"a tridiagonal matrix of order {n} has NaN or infinite elements")
-    number = 1 << (max(1, -(-n // LEAF)) - 1).bit_length()  # of leaves: a power of two, so that halves are equal
+    number = 1 << (max(1, -(-n // LEAF)) - 1).bit_length()  # the number of leaves, a power of two: halves are equal
     leaf = max(1, -(-n // number))
     empty = DistMatrix.empty((n, 0), grid=grid, block=(max(1, leaf // BLOCKS), 1), dtype=d.dtype, order="F")
     cuts = np.arange(leaf, n, leaf)
@@ -125,7 +125,7 @@ def _solved(
 def _joined(
     torn: _Torn, lo: int, half: int, Q: DistMatrix, w: np.ndarray, V: DistMatrix | None, wanted: Wanted | None
 ) -> tuple[np.ndarray, DistMatrix]:
-    """Return what `_solved` does from the solved halves.  Collective.
+    """Return the result of `_solved`, from the solved halves.  Collective.
 
     lo, half : the first row, and the number of rows of the first half.
     Q, w     : diag(V1, V2), overwritten, and the eigenvalues of the halves.
@@ -173,7 +173,7 @@ def _system(Q: DistMatrix, w: np.ndarray, e: float, half: int) -> Secular:
 
 
 def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
-    """Return z of the system that has the computed roots exactly, and the roots.  Collective over the grid of Q.
+    """Return the z whose secular equation has exactly the computed roots, and the roots.  Collective over Q.grid.
 
     Each rank computes some of the roots, and all ranks receive all of them.
     """

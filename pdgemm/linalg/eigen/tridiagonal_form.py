@@ -31,7 +31,7 @@ from pdgemm.schedules.panels.tridiagonal_schedule import LastPartSchedule, Tridi
 from pdgemm.support.agreement import together
 from pdgemm.transport.panels.task import Task
 
-BLOCK, WIDTH = 64, 64  # of the working copy, and columns of a panel: of 32 are as fast, within a few percent
+BLOCK, WIDTH = 64, 64  # block size of the working copy; columns of a panel: 32 are as fast within a few percent
 REST = 1024  # order of the last part, which LAPACK reduces faster on one rank than all ranks by two exchanges a column
 BAND = 64  # diagonals beside the main one that a reduction to a band leaves
 
@@ -90,7 +90,7 @@ class OneStage:
 
 
 def _reduce_rest(work: Work, A: DistMatrix, d: np.ndarray, e: np.ndarray, tau: np.ndarray) -> None:
-    """Reduce A by LAPACK on the rank at grid position (0, 0), which alone sets d, e and tau.  Collective."""
+    """Reduce A by LAPACK on the rank at grid position (0, 0), the only rank that sets d, e and tau.  Collective."""
     if not len(A):
         return
     whole = DistMatrix.empty(A.shape, grid=A.grid.base, block=A.shape, dtype=A.dtype, order="F")
@@ -110,7 +110,7 @@ def _reduce_rest(work: Work, A: DistMatrix, d: np.ndarray, e: np.ndarray, tau: n
 def reduced_to_band(
     work: Work, A: DistMatrix, schedule: type[Any], executor: Callable[[Task[Any]], Callable[[], None]], below: bool
 ) -> tuple[np.ndarray, DistMatrix]:
-    """Return the elements of the band to which a panel algorithm reduces A, and what it leaves.  Collective.
+    """Return the band to which a panel algorithm reduces A, and the matrix with its reflectors.  Collective.
 
     A : on the host; unchanged.   below : the band is below the diagonal, and row k of the result has the elements
     b_{j+k,j}; otherwise the elements b_{j,j+k}.  The result (b + 1, n), b >= 1, is the same on every rank.
@@ -121,7 +121,7 @@ def reduced_to_band(
     what = f"Reduction of a matrix ({shape_of(A)}) to a band"
     _, W.report = run_panels(schedule(W.layout_in(W.grid), b, RING.name), executor, {"A": W}, what, moves)
     work.did(W)
-    with together(A.grid.comm):  # memory may lack on one rank
+    with together(A.grid.comm):  # a rank may lack memory
         elements = np.zeros((b + 1, n), A.dtype)
     for k in range(b + 1):
         elements[k, : n - k] = W.diagonal(-k if below else k)
@@ -134,7 +134,7 @@ def hermitian_band(work: Work, A: DistMatrix) -> tuple[np.ndarray, DistMatrix, n
     A : Hermitian and on the host, of which the lower triangle is read.
     The reflectors F and tau are in rows b and below: Q is diag(I, H_1 H_2 ...) of `apply_reflectors`.
     """
-    with together(A.grid.comm):  # memory may lack on one rank
+    with together(A.grid.comm):  # a rank may lack memory
         tau = np.zeros(len(A), A.dtype)
     elements, F = reduced_to_band(work, A, BandSchedule, partial(BandReduction, tau=tau), below=True)
     return elements, F, tau[: max(0, len(A) + 1 - len(elements))]
@@ -146,7 +146,7 @@ class TwoStages:
 
     d, e : the diagonal and the subdiagonal of T, the same on every rank.
     F, tau : the reflections of the first stage, as `hermitian_band` returns them.
-    reflections : those of the second stage that this rank carried out, as `schedule` says.
+    reflections : the reflections of the second stage that this rank carried out; `schedule` assigns them.
     """
 
     d: np.ndarray
@@ -161,7 +161,7 @@ class TwoStages:
         """Reduce A, Hermitian and on the host, of which the lower triangle is read.  Collective over the grid of A."""
         band, F, tau = hermitian_band(work, A)
         schedule = ChaseSchedule(F.layout_in(F.grid), len(band) - 1, RING.name)
-        with together(F.grid.comm):  # memory may lack on one rank
+        with together(F.grid.comm):  # a rank may lack memory
             bulges, reflections = Bulges(band), np.empty(schedule.kept(F.grid.comm.rank), A.dtype)
         chase = partial(BulgeChase, bulges=bulges, reflections=reflections)
         _, F.report = run_panels(schedule, chase, {"A": F}, f"Chase of the bulges of a band ({shape_of(A)})")

@@ -28,7 +28,7 @@ def reciprocal_condition(steps: Steps, A: DistMatrix, norm: float, solve: Solve)
     """Return an estimate of 1 / (|A|_1 |A^-1|_1), the same on all ranks.  Collective over the grid of A.
 
     A     : the factors, or the matrix itself; vectors have its type and grid, and are distributed as its rows.
-    norm  : |A|_1.   solve : solves with A.   steps : keeps the reports of the solves as one step.
+    norm  : |A|_1.   solve : solves with A.   steps : records the reports of the solves as one step.
     """
     inner = Steps(what=f"Condition of {shape_of(A)}", algorithm=AnyName("rcond"))
     rcond = reciprocal(A, norm, inverse_norm(inner, A, solve) if len(A) else 0.0)

@@ -101,9 +101,9 @@ def apply_reflectors(
     """Compute C := Q C, or C := Q^H C with `adjoint`, where Q = H_1 H_2 ... H_k of `householder_factor`.  Collective.
 
     F : DistMatrix (m, k), with the reflectors below its diagonal.   tau : k numbers, the same on every rank.
-    C : DistMatrix (m, n) of any layout, overwritten.   did : called with each product, to keep its report.
+    C : DistMatrix (m, n) of any layout, overwritten.   did : called with each product, to record its report.
 
-    Cost per rank for P ranks: 4 m n k/P flops, in products alone, for 128 reflectors at a time.
+    Cost per rank for P ranks: 4 m n k/P flops, only in products, for 128 reflectors at a time.
     """
     starts, did = range(0, len(tau), 2 * BLOCK), did or Steps().did
     for start in starts if adjoint else reversed(starts):
@@ -120,7 +120,7 @@ def apply_reflectors(
 def reflect_columns(F: DistMatrix, tau: np.ndarray, X: DistMatrix, did: Callable[[Any], Any]) -> None:
     """Compute X := H_1 H_2 ... H_k X as `apply_reflectors`, for a host X on a grid of one row.  Collective.
 
-    X : DistMatrix (m, n), overwritten.   did : called with X, to keep its report.
+    X : DistMatrix (m, n), overwritten.   did : called with X, to record its report.
     Cost per rank for P ranks: 4 m n k/P flops and m k^2; m k words in.
     """
     if not len(tau):
@@ -179,7 +179,7 @@ class PivotedFactor(NamedTuple):
 
 @in_range(lambda factors, a: factors._replace(F=times_upper(factors.F, a)), A=ELEMENTS)
 def pivoted_factor(name: str, A: DistMatrix, steps: Steps) -> PivotedFactor:
-    """Factor A as `pivoted_qr` does, without forming Q.  Collective.   name : of the function that factors A."""
+    """Factor A as `pivoted_qr` does, without forming Q.  Collective.   name : the calling function, for messages."""
     (m, n), k, what = A.shape, min(A.shape), f"QR factors of a matrix ({shape_of(A)}) with column pivoting"
     W, moves = to_factor(f"{name} with column pivoting", A, BLOCK, False, order="F", aligned=True)  # whole columns move
     reduced = _reduced(m, n) if W.device == devices.HOST else k
@@ -196,7 +196,7 @@ def pivoted_factor(name: str, A: DistMatrix, steps: Steps) -> PivotedFactor:
     _, W.report = run_panels(schedule, partial(PivotedHouseholder, pivots=pivots), {"A": W}, what, moves, as_run=as_run)
     steps.did(W)
     tau, p = pivots.tau, W.grid.expected(pivots.p, schedule.order)
-    if reduced:  # ranks without a position in the grid have taken no part
+    if reduced:  # ranks without a position in the grid did not take part
         p = to_all_ranks(W.grid, "pivots", p * (W.grid.comm.rank == schedule.ranks[0]), sums=True)
     if reduced < k:
         order = _factor_rest(W[reduced:, reduced:], tau[reduced:], steps)

@@ -92,8 +92,8 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     The factors are row-major, in the layout of A, or in square blocks where this layout does not share the work evenly;
     `report` has the words, which depend on the pivots.  A singular A has factors, too: then `zero_pivot` is not 0, and
     `lu_solve` raises LinAlgError.
-    These are factors of A itself, whose rows and columns are not scaled, as `solve`, `inv`, `det` and `cond` scale
-    them: where rows lie so far apart that multipliers underflow, L cannot hold them, and small rows are lost.
+    Rows and columns are not scaled, unlike in `solve`, `inv`, `det` and `cond`: where they are badly scaled and
+    multipliers underflow, L cannot hold the multipliers, and small rows are lost.
     On a device, everything runs there, panels by cuSOLVER; only pivots are copied to the host.  DeviceError where
     cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
@@ -226,7 +226,7 @@ def det(A: DistMatrix) -> Any:
     """Return the determinant, the same on all ranks; 0 where a pivot is zero.  Collective over the grid of A.
 
     A : DistMatrix (n, n).  Exceptions are those of `lu_factor`.
-    Rows and columns that lie far apart are scaled by powers of two before A is factored: see `solve`.  No intermediate
+    Badly scaled rows and columns are scaled by powers of two before A is factored: see `solve`.  No intermediate
     result overflows or underflows; a determinant that is out of range is infinite or 0, and `slogdet` has its
     logarithm.  All ranks warn with scipy.linalg.LinAlgWarning where no digit may be right: the reciprocal condition
     number of the scaled matrix is less than eps, or a pivot is zero and products of elements may have underflowed.
@@ -300,7 +300,7 @@ def _eliminated(A: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
             warn_together(
                 A.grid.comm,
                 f"pivot {factors.zero_pivot} of A ({shape_of(A)} on a {A.grid} grid) is zero, but elements of A are so "
-                "small beside others that products of them underflow: the determinant, given as 0, may not be 0",
+                "small compared with others that their products underflow: the determinant, given as 0, may not be 0",
             )
         return np.zeros(1), np.zeros(1, int)
     if np.isfinite(diagonal).all():

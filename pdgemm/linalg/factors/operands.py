@@ -42,7 +42,7 @@ _OF_INTEGERS = ("kron", "matrix_power", "matvec", "norm", "outer")
 
 
 def takes_arrays(function: F) -> F:
-    """Return the function that takes as operands, beside a matrix, what `@` takes: arrays that are on every rank.
+    """Return the function with operands as for `@`: besides a matrix, arrays that are the same on every rank.
 
     A list is an array; a 2-D array is distributed over the grid of the first matrix, a 1-D array is a vector as before.
     Integers become float64, as in NumPy, unless the results of integers are integers.
@@ -78,10 +78,10 @@ def takes_arrays(function: F) -> F:
 def check_operand(
     name: str, A: Any, square: bool = False, supported: Any = dtypes.BLAS, panels: bool = False, factored: bool = False
 ) -> None:
-    """Raise where A is no DistMatrix of a `supported` type, or not `square`.  Local, inside `together`.
+    """Raise where A is not a DistMatrix of a `supported` type, or not `square`.  Local, inside `together`.
 
-    panels : raise DeviceError where panels of a matrix on a device cannot move between the ranks.
-    factored : also where the device has no library to factor panels.
+    panels : raise DeviceError where ranks cannot exchange panels of a matrix on a device.
+    factored : also raise it where the device has no library to factor panels.
     """
     check_matrices(**{name: A})
     check_dtype(name, A, supported)
@@ -95,7 +95,7 @@ def check_operand(
 
 
 def is_reachable(A: DistMatrix) -> bool:
-    """Can panels of a matrix move between ranks?  On a device: by reads in place, or by MPI with device pointers."""
+    """Can ranks exchange panels of a matrix?  On a device: by reads in place, or by MPI with device pointers."""
     device = devices.of(A.stored)
     reach = device.reach(A.grid) if device and A.grid.size > 1 else None
     return reach is None or not reach.staged or reach.reads == SHARED.name
@@ -154,7 +154,7 @@ def to_factor(
     """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of its move.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
-    others : other arguments that the ranks compare.   order : of the copy; None: that of A.
+    others : other arguments that the ranks compare.   order : memory order of the copy; None: that of A.
     aligned : all panels, of `block` columns, begin at multiples of `block`: each is in one block.
     square : A must be square.   transposed : A^T is returned, or a copy of it.
     """

@@ -27,7 +27,7 @@ _fastest: dict[Any, str] = {}  # the results of `fastest_method` for the last la
 
 
 class _Columns(Measured):
-    """A matrix of which CholeskyQR alone has to square the elements."""
+    """The operand of `qr`; its squares must be in range, too, if only CholeskyQR may be used."""
 
     def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
         low, high = super().limits(kind, values)
@@ -58,7 +58,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
 
     A      : DistMatrix (m, n), float32, float64, complex64 or complex128, of any layout; unchanged.
     mode   : "reduced", or "economic": Q is (m, h) and R is (h, n), h = min(m, n), as numpy.linalg.qr by default;
-             "r": R alone is returned, which saves half of the work of "householder".
+             "r": only R is returned, which saves half of the work of "householder".
     method : "cholesky"  CholeskyQR2, by products and triangular solves, with a shift and a third pass where A is
                          ill-conditioned; LinAlgError where Q would not be accurate, above a condition number of about
                          1e10 (1e4 in single precision) of the columns scaled to one length;
@@ -106,7 +106,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
 
 @in_range(lambda factors, a: (factors[0], times(factors[1], a), factors[2]), A=_Columns())
 def _factors(A: DistMatrix, method: str, want_q: bool, pivoting: bool, start: float) -> tuple[Any, DistMatrix, Any]:
-    """Return Q, R and p as `qr`; with some methods also those that are not wanted.  Collective."""
+    """Return Q, R and p as `qr`; some methods return also those that are not wanted.  Collective."""
     if pivoting or (fastest_method(A) if method == "auto" else method) == "householder":
         return _by_reflections(A, want_q, pivoting)
     return *factored(A, method, start=start), None
@@ -133,7 +133,7 @@ def factored(
 
 
 def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) -> tuple[Any, DistMatrix, np.ndarray]:
-    """Return Q in the layout of A; R in that of `householder_qr` or, if A moved, in `beneath`; and the pivots."""
+    """Return Q in the layout of A; R in that of `householder_qr`, or of `beneath` if A was redistributed; and p."""
     steps, k, p = Steps(), min(A.shape), np.arange(A.shape[1])
     Q: DistMatrix | None
     if pivoting:

@@ -190,8 +190,8 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
 def both_triangles(A: DistMatrix, triangle: TriangleName, hermitian: bool = True) -> DistMatrix:
     """Return the Hermitian, or else the symmetric, matrix of a triangle of A, in the layout of A.  Collective.
 
-    The other triangle of A moves, too, but does not enter the result, and neither do imaginary parts of the diagonal of
-    a Hermitian matrix; `report` is that of the redistribution.
+    The other triangle of A is sent, too, but not used, and neither are imaginary parts of the diagonal of a Hermitian
+    matrix; `report` is that of the redistribution.
     """
     full = redistribute(A.H if hermitian else A.T, like=A)
     store(full.stored, A.stored, CONVERT if A.conjugated == full.conjugated else CONJUGATE, within=_within(triangle, A))

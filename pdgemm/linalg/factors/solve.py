@@ -44,7 +44,7 @@ STRUCTURES = {
     "upper triangular": "upper triangular",
     "diagonal": "diagonal",
 }
-SYMMETRIC = ("sym", "her")  # of which one triangle is read, and LU factors the whole
+SYMMETRIC = ("sym", "her")  # one triangle is read, and LU factors the whole matrix
 LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.complex64)}
 STEPS = 30  # the most steps of refinement, as in LAPACK's dsgesv
 
@@ -65,8 +65,8 @@ def solve(
     A : DistMatrix (n, n) of any layout; float32, float64, complex64 or complex128.
     B : DistMatrix (n, m) of any layout, or an array or list, the same on every rank; X of a vector is an array.
     assume_a : the structure of A: "gen" (or "general"): LU with partial pivoting; "pos" ("positive definite"):
-        Cholesky; "sym" ("symmetric") and "her" ("hermitian"), not necessarily definite: LU of the whole matrix, which
-        one triangle gives; "lower triangular", "upper triangular", "diagonal".
+        Cholesky; "sym" ("symmetric") and "her" ("hermitian"), not necessarily definite: LU of the whole matrix, formed
+        from one triangle; "lower triangular", "upper triangular", "diagonal".
     lower    : with "pos", "sym" and "her", the lower triangle of A is read, otherwise the upper.
     transposed : solve A^T X = B.
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
@@ -77,11 +77,11 @@ def solve(
 
     X has the layout of B; `X.report` is the sum of the reports of the factorisation and the solves.
     Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half as many, and 2 n^2 m/P; with refine these flops are
-    in single precision, and each step has 4 n^2 m/P flops.  "sym" and "her" move n^2/P words to the other triangle.
-    Rows and columns that lie far apart are scaled by powers of two before A is factored: those of a general matrix
-    where ratios of their largest elements are below 1/10, as by LAPACK's gesvx, and others where such a ratio is below
-    eps.  So no row is lost because its multipliers underflow.  A and B are not changed, and each column of B has a
-    power of its own.
+    in single precision, and each step has 4 n^2 m/P flops.  "sym" and "her" send n^2/P words for the other triangle.
+    Badly scaled rows and columns are scaled by powers of two before A is factored: in a general matrix where ratios of
+    their largest elements are below 1/10, as by LAPACK's gesvx, and in others where such a ratio is below eps.  So no
+    row is lost because its multipliers underflow.  A and B are not changed, and each column of B is scaled by a power
+    of its own.
     `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1), for the scaled A, by three solves with 4 columns, 24 n^2/P
     flops: see `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if
     rcond is less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without this
@@ -118,7 +118,7 @@ def solve(
 
 _scaled_back = in_range(
     lambda X, a, b: times(X, Scale(b.rows - a.rows - a.cols, b.cols)), A=EQUILIBRATED, B=RightSide()
-)  # of A = 2^rows A' 2^cols, of which the right side has 2^rows
+)  # A = 2^rows A' 2^cols, and B = 2^rows B' 2^cols of its own
 
 
 @_scaled_back
@@ -156,7 +156,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
     assume_a, lower, overwrite_a : as for `solve`.
 
     Cost per rank on P ranks: 2n^3/P flops, with "pos" 5n^3/(3P).
-    Rows and columns that lie far apart are scaled, as in `solve`.
+    Badly scaled rows and columns are scaled, as in `solve`.
     `X.report.rcond` is 1 / (|A|_1 |X|_1), where X = A^-1, for the scaled A; all ranks warn if rcond is less than eps,
     as in `solve`.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
@@ -198,7 +198,7 @@ def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: b
 
 
 def inverse_by_lu(steps: Steps, factors: LU) -> DistMatrix:
-    """Return A^-1 = U^-1 L^-1 P, given the factors of a regular A.  Collective.   steps : keeps the reports."""
+    """Return A^-1 = U^-1 L^-1 P, given the factors of a regular A.  Collective.   steps : records the reports."""
     Y = steps.did(inv_triangular(factors.LU, lower=True, unit_diagonal=True))
     X = steps.did(solve_triangular(factors.LU, Y, overwrite_b=True))
     return steps.did(permuted(X.T, np.argsort(factors.perm))).T
@@ -272,7 +272,7 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, transposed: bool, overwrite_a:
         limit = np.sqrt(A.shape[0]) * dtypes.eps(dtype) * M.norm(np.inf)
         rcond = 0.0 if factors.zero_pivot else rcond_by_lu(steps, factors, norm)
         # if A is nearly singular in single precision, small residuals do not show that X is accurate, and an element
-        # of B that is zero in single precision may be all that an element of X has
+        # of X may depend only on an element of B that is zero in single precision
         kept = A.grid.expected(in_type(B, single).vector_norm(0) == B.vector_norm(0), True)
         X = corrected(B) if rcond >= 10 * dtypes.eps(single) and kept else None
         while X is not None:

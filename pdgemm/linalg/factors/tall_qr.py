@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy  # whose packages, which take long to load, are loaded when they are first used
+import scipy  # its packages take long to load, so each is loaded when it is first used
 
 from pdgemm.algorithms.panels.tall_panels import Passes, cholesky_qr, factored_rows, tsqr
 from pdgemm.algorithms.redistribution import redistribute

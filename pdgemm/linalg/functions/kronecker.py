@@ -1,4 +1,4 @@
-"""Products of two factors that are small beside the result: matrix times vector, outer and Kronecker products."""
+"""Products of two factors that are smaller than the result: matrix times vector, outer and Kronecker products."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
             raise LayoutError(f"op(A) is {shape_of(M)}, but x is {shape_of(x)}; one column of that length was expected")
         if conjugated := letter == "C" and not isinstance(x, DistMatrix):
             x = to_host(devices.adopted(x))
-            element_type(x.dtype)  # raises if the elements are no numbers
+            element_type(x.dtype)  # raises if the elements are not numbers
             x = x.conj()  # conjugate x and not A: a conjugate of A would be a copy
     if isinstance(x, DistMatrix):
         return M @ x
@@ -85,7 +85,7 @@ def kron(A: Any, B: Any) -> DistMatrix:
 
     Returns a matrix (m p, n q) on the grid of A, in blocks that are p x q times as large as the blocks of A: the rank
     that owns a_ij owns the block a_ij B.  So A is not sent; every rank receives the elements of B that it does not own,
-    at most pq words, which the report has.  Cost per rank for P ranks: mnpq/P multiplications.
+    at most pq words, which `report` counts.  Cost per rank for P ranks: mnpq/P multiplications.
     Raises LayoutError, GridError, DTypeError or DeviceError on all ranks.
     """
     comm = communicator(A=A, B=B)
@@ -112,7 +112,7 @@ def kron(A: Any, B: Any) -> DistMatrix:
 
 
 def _multiply(x: Array, y: Array, product: Array) -> None:
-    """Set an array to the Kronecker product of two others beside it; a device works in slabs.  Local."""
+    """Set `product` to the Kronecker product of x and y, in the same memory; a device works in slabs.  Local."""
     if product.strides[0] < product.strides[1]:
         x, y, product = x.T, y.T, product.T
     parts = product.reshape(len(x), len(y), x.shape[1], y.shape[1])

@@ -244,5 +244,5 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         if change >= last / 2 and change < dtypes.eps(A.dtype) ** 0.5:  # only rounding errors are left
             return X, step + 1
     raise LinAlgError(
-        f"the square root of {A.distribution} did not converge: of a real matrix with negative eigenvalues none is real"
+        f"the square root of {A.distribution} did not converge: a real matrix with negative eigenvalues has no real one"
     )

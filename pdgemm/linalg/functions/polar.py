@@ -19,7 +19,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.names import Protection
 
 _LEAST = 0.0484  # lower bound of the singular values for which the weight c of a step is 100
-_MOST = 60  # the most steps; 16 are enough for a condition number of 1e16
+_MOST = 60  # largest number of steps; 16 are enough for a condition number of 1e16
 
 
 @in_range(lambda factors, a: (factors[0], times(factors[1], a)), A=ELEMENTS)
@@ -33,7 +33,7 @@ def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatr
     Returns U (m, n) and H (n, n).  A singular matrix is perturbed by eps |A|, so that U exists.
 
     The steps are QDWH steps X := b/c X + (a - b/c) X (I + c X^H X)^-1 by Cholesky factorisations, with weights a, b, c
-    from a lower bound of the singular values; the last step is a Newton-Schulz step, by products alone.  The published
+    from a lower bound of the singular values; the last step is a Newton-Schulz step, by products only.  The published
     algorithm begins with large weights, for which Cholesky is unstable, and uses QR factorisations of twice the size
     there.  Here c is at most 100, the published limit for Cholesky; with it small singular values grow 19 times a step:
     4 to 6 steps for ordinary matrices and 17 for a condition number of 1e16, all of products and triangular solves.
@@ -156,7 +156,7 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
     near, far = near_one("A", A)
     X, change, eps = A * near * far, np.inf, dtypes.eps(A.dtype)
     for step in range(_MOST):
-        if change <= sqrt(eps):  # half of the digits are correct: a last step, of products alone, doubles their number
+        if change <= sqrt(eps):  # half of the digits are correct: a last step, by products only, doubles them
             E = add_to_diagonal(work.product(1, X, X), -1)
             return work.product(-0.5, X, E, 1, X.copy()), step + 1
         Y = work.did(inverse(X))

@@ -15,11 +15,11 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
 
 BLOCKS = 5  # blocks of vectors in each basis
-KEPT = 2  # blocks that a restart keeps
+KEPT = 2  # blocks that a restart retains
 
 
 class LinearMap(Protocol):
-    """A matrix that is known by its products.
+    """A linear map that is known by its products.
 
     A : has the shape, type, device and grid.   norm : |A|_F.   H : the conjugate transpose.
     """

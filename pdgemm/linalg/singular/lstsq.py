@@ -49,7 +49,7 @@ def lstsq(
     B : DistMatrix (m, p) over the same ranks, of any layout, or a 1-D array of m numbers, the same on every rank.
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps;
         a negative number stands for eps.  All ranks warn with scipy.linalg.LinAlgWarning where rounding errors decide
-        on which side of an rcond above these a value lies.
+        whether a value is above rcond, unless rcond is as small as rounding errors.
     lapack_driver : LAPACK's routine of the same purpose, as for scipy.linalg.lstsq: "gelsd" takes the singular values;
         "gelsy" takes QR factors with column pivoting, and estimates of the singular values of leading triangles.
 
@@ -113,7 +113,7 @@ def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix,
 
 
 def by_shared_vectors(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
-    """Return what `by_triangle` does, by A = U diag(s) V^H, of which each rank has its share.  Collective."""
+    """Return the result of `by_triangle`, by A = U diag(s) V^H with factors that the ranks share.  Collective."""
     work, (m, n) = Work("lstsq"), A.shape
     near_one("A", A)
     U, s, Vh = all_triplets(work, A)

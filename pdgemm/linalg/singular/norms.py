@@ -45,7 +45,7 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     so does an infinite element with the norms 2, -2 and "nuc"; no intermediate result overflows.
 
     Cost of a step, of which 20 to 100 are usual, per rank for P ranks: 4 mn/P flops and m + n words to every rank.
-    "nuc" and -2 cost what `svdvals` costs.
+    Cost for "nuc" and -2: that of `svdvals`.
     Raises ArgumentError, also where there is no least sum or value, or DTypeError on all ranks; LinAlgError where 1000
     steps do not suffice.
     Golub & Kahan, SIAM J. Numer. Anal. 2(2), 1965; Kuczynski & Wozniakowski, SIAM J. Matrix Anal. Appl. 13(4), 1992;

@@ -23,7 +23,7 @@ from pdgemm.schedules.panels.band_schedule import BidiagonalBandSchedule
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
-SMALL = 128  # largest number of values that one rank has from the triangle of a QR factorisation
+SMALL = 128  # largest number of values that one rank computes from R of a QR factorisation
 
 
 def svdvals(A: DistMatrix) -> np.ndarray:
@@ -34,7 +34,7 @@ def svdvals(A: DistMatrix) -> np.ndarray:
     On the host, A is reduced to a band of 64 diagonals by blocks of reflections from both sides, and the band to a
     bidiagonal matrix by LAPACK on one rank.  With m >= n, for P ranks: (4 m n^2 - 4/3 n^3)/P flops in products, or
     (2 m n^2 + 2 n^3)/P where m > 5/3 n and A = Q R first, and 400 n^2 on one rank; m n + n^2/2 words in for each rank,
-    and those of sums along grid rows and columns.  On a device, and up to 128 values, LAPACK on one rank has the
+    and those of sums along grid rows and columns.  On a device, and up to 128 values, LAPACK on one rank computes the
     values of R, where A = Q R.
     Raises DTypeError or DeviceError on all ranks; LinAlgError where an element is NaN or infinite.
     Error: |s^ - s| <= c m n^{1/2} eps s_1 (Higham 2002, 19.3).
@@ -68,7 +68,7 @@ def through_band(work: Work, A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n), m >= n, on the host; unchanged.
 
     Cost: (4 m n^2 - 4/3 n^3)/P flops in products, or 2 m n^2 + 2 n^3 by a QR factorisation first where m > 5/3 n, and
-    6 n^2 b flops on one rank; about m n words in for each rank of few, and those of sums along grid rows and columns.
+    6 n^2 b flops on one rank; about m n words in for each of few ranks, and those of sums along grid rows and columns.
     """
     m, n = A.shape
     if 3 * m > 5 * n:
@@ -87,7 +87,7 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
 
     Cost: that of `svdvals`.
     Raises ArgumentError on all ranks, also if both tol and rtol are passed, and the exceptions of `svdvals`.
-    Error: a singular value as near to the tolerance as the error of `svdvals` may count on either side of it; above
+    Error: a singular value that is nearer to the tolerance than the error of `svdvals` may or may not be counted; above
     the default tolerance, all ranks then warn with scipy.linalg.LinAlgWarning.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.4.1.
     """
@@ -111,7 +111,7 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
     Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd`, and a product of 2 m n min(m, n) flops.  Up to
     512 singular values, and on a device, every rank holds min(m, n)^2 words, otherwise its share of the factors.  For
     a least squares problem, `lstsq` takes less time and is more accurate.
-    Raises ArgumentError on all ranks where a tolerance is no real number, and the errors of `svd`.
+    Raises ArgumentError on all ranks where a tolerance is not a real number, and the errors of `svd`.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.2.
     """
     with together(communicator(A=A)) as arguments:
@@ -132,8 +132,8 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
 def rank_above(A: DistMatrix, s: np.ndarray, least: float) -> int:
     """Return the number of singular values s of A above a tolerance.  Collective.
 
-    All ranks warn where rounding errors, of about sqrt(max(m, n)) eps s_1, decide on which side of the tolerance a
-    value lies; unless the tolerance is about as small as they are, where zeros lie beside it.
+    All ranks warn where rounding errors, of about sqrt(max(m, n)) eps s_1, decide whether a value is above the
+    tolerance, unless the tolerance is about as small as these errors, because values of 0 are then near it.
     """
     eps, first, rank = dtypes.eps(A.dtype), float(s.max(initial=0)), int(np.count_nonzero(s > least))
     unsure = int(np.count_nonzero(abs(s - least) <= max(A.shape) ** 0.5 * eps * first))

@@ -58,11 +58,11 @@ def svd(
     """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
 
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.  Or a matrix in a file: see the end.
-    k : None: all min(m, n) values.  Up to 512 of them, and on a device, come from a QR factorisation and LAPACK on one
-        rank; more of them from the eigenvectors V of A^H A, and a QR factorisation of A V.  Otherwise the k largest:
+    k : None: all min(m, n) values.  Up to 512 of them, and on a device, are computed by a QR factorisation and LAPACK
+    on one rank; more of them by the eigenvectors V of A^H A, and a QR factorisation of A V.  Otherwise the k largest:
         taken from all values if min(m, n) <= 6 (k + oversample), else computed by block Golub-Kahan steps with
-        blocks of k + oversample columns, which start from random columns that depend on the seed alone.
-    full_matrices : U (m, m) and Vh (n, n), on the host, with all values alone.
+        blocks of k + oversample columns, which start from random columns that depend only on the seed.
+    full_matrices : U (m, m) and Vh (n, n), on the host, only with all values.
     oversample : 10 by default.
     tolerance : the steps end when no value can differ from its exact value by more than tolerance s_1.  By default they
         end when only rounding errors of about 100 eps s_1 are left.
@@ -87,21 +87,21 @@ def svd(
     Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
     Musco & Musco, NeurIPS 2015; Li & Li, Linear Algebra Appl. 395, 2005.
 
-    A matrix in a file (`pdgemm.io.hdf5.dataset`, `pdgemm.io.npy.dataset`) is read in panels, each while the one before
-    is multiplied, and k is named.  Where triangles of order min(m, n) fit the memory of each rank, 2 passes over the
+    A matrix in a file (`pdgemm.io.hdf5.dataset`, `pdgemm.io.npy.dataset`) is read in panels, each while the previous
+    one is multiplied; k is required.  If triangles of order min(m, n) fit the memory of each rank, 2 passes over the
     file are enough: the panels of a rank are reduced to one triangle by QR factorisations, and the triangles of all
     ranks together, a matrix in memory, have the singular values of A.  Otherwise the steps are those of a matrix in
-    memory, with blocks that are as wide as the memory allows; each step reads A twice, and all else 3 times.
-    passes : the most passes, beside `steps`; the errors are warned of as above if they do not suffice.
+    memory, with blocks that are as wide as the memory allows; each step reads A twice, and the rest 3 times.
+    passes : the most passes, besides the limit `steps`; all ranks warn of the errors, as above, if they do not suffice.
     memory : bytes per rank for panels, bases, singular vectors and all buffers; by default 256 MiB.
     oversample : by default as many columns as the memory allows, at least 2.
     progress : called as progress(done, total) after each panel; total grows with each step.
-    U and Vh are on the grid of A, one block for each rank.  `U.report.facts` are as above, "residual" with triangles
-    a bound, for A - 1 mu with mu as it is returned where a mean is subtracted; and `U.report.bytes_read` is
-    the number of passes times the size of the dataset.
+    U and Vh are on the grid of A, one block for each rank.  `U.report.facts` are as above; with triangles "residual" is
+    a bound, and where a mean mu is subtracted it belongs to A - 1 mu.  `U.report.bytes_read` is the number of passes
+    times the size of the dataset.
 
     Cost with triangles: 4 mn min(m, n) flops and 2 passes.  Memory of each rank: 3 triangles of twice their order, and
-    two panels.  Raises MemoryLimitError, which says how many bytes are needed, FileError, and what is raised above.
+    two panels.  Raises MemoryLimitError, which says how many bytes are needed, FileError, and the errors above.
     Demmel, Grigori, Hoemmen & Langou, SIAM J. Sci. Comput. 34(1), 2012 (sequential TSQR).
     """
     in_file: Any = getattr(A, "__svd__", None)
@@ -119,7 +119,7 @@ def svd(
         search = None if k is None else checked_search(in_memory.shape, k, oversample, tolerance, steps, seed)
         if k is None and protect is not None:
             raise ArgumentError(
-                "protect is for products, and svd without k is a factorisation: name k, or leave it out"
+                "protect is for products, and svd without k is a factorisation: pass k, or leave protect out"
             )
         square = in_memory.shape[0] == in_memory.shape[1]
         if full_matrices and (k is not None or (in_memory.device != devices.HOST and not square)):
