@@ -48,7 +48,7 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     done, notify = iter(range(1, 9)), GuardedCallback(progress)
 
     def step(measured: T) -> T:
-        """Return what was measured, and report progress."""
+        """Report progress, and return the measured value."""
         notify(next(done), 8)
         return measured
 
@@ -94,7 +94,7 @@ def _links(
 ) -> tuple[dict[str, Link], dict[str, Link]]:
     """Return the links inside nodes and between nodes.   reads : ranks of a node can read each other's GPU memory."""
     intra, inter, several = dict(default.intra), dict(default.inter), grid.ranks_per_node is not None
-    if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank alone on its node has no partner to measure
+    if grid.comm.allreduce(grid.node.size > 1, MPI.LAND):  # a rank that is alone on its node has no partner
         intra.update(links(grid.node, grid.comm, place, ahead=1))
     if several:
         inter.update(_between_nodes(grid, place))
@@ -113,7 +113,7 @@ def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
     if leaders != MPI.COMM_NULL:
         try:
             measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES)
-        except Exception as bad:  # raised on all leaders together, for which the other ranks wait
+        except Exception as bad:  # all node leaders raise it together; the other ranks wait for them
             failed = bad
         failures.free_communicator(leaders)
     agree(grid.comm, failed)

@@ -1,4 +1,4 @@
-"""The seconds of functions of a model: NumPy computes exponentials and moments slower than memory brings elements."""
+"""The seconds of a model's functions: NumPy computes exponentials and moments more slowly than memory is read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pdgemm.support.agreement import together
 from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.tools.calibrate.place import in_turns
 
-_SIDE, _KEYS = 1024, 256  # rows and columns; keys of a softmax, as short as those of usual models on hosts
-_FEATURES = 128  # of a row of a table, as short as those of usual models on hosts
+_SIDE, _KEYS = 1024, 256  # rows and columns; keys of a softmax, as few as in usual models on hosts
+_FEATURES = 128  # features of a row of a table, as few as in usual models on hosts
 
 
 def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
     """Return the seconds of a float32 element forward and backward, and in an update.   Collective, NumPy.
 
-    As in the steps of a mesh, in memory that the process keeps.
+    Freed memory is retained by the process, as in the steps of a mesh.
     """
     keep_freed_memory()
     with together(comm):
@@ -53,12 +53,12 @@ def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
 
     def update() -> None:
         sum_of_squares(z.ravel())
-        np.multiply(z, gain[0], out=z)  # they are clipped
+        np.multiply(z, gain[0], out=z)  # clip the gradients
         AdamW().update(y.ravel(), z.ravel(), moments, 1, 1e-3, True)
 
     functions = (normalization, activation, softmax, embedding, update)
     works: dict[Any, Callable[[], None]] = {function.__name__: function for function in functions}
-    with together(comm):  # what they allocate may fail on one rank, for which the others would wait in the turns
+    with together(comm):  # an allocation may fail on one rank, for which the others would wait in the turns
         for work in works.values():
             work()
     seconds = in_turns(comm, list(works.values()))

@@ -25,7 +25,7 @@ from pdgemm.support.agreement import together
 from pdgemm.tools.calibrate.place import in_turns
 
 _WIDTH = 4  # features of a head, and rows of a rank, of a model whose work takes no time
-_ROWS, _SIDES = 2048, (32, 128, 512)  # of products of layers: tokens, and the sides of the weights
+_ROWS, _SIDES = 2048, (32, 128, 512)  # tokens, and sides of the weights, of the measured layer products
 _BETWEEN = 128  # the side of the products between two calls, whose arrays are larger than the caches of a core
 
 
@@ -154,7 +154,7 @@ def _rate(side: int, seconds: float, copy: float) -> float:
 
 
 def _layer_products(side: int) -> Callable[[], None]:
-    """Return the three products of a linear layer, forward and backward.   side : of its weights."""
+    """Return the three products of a linear layer, forward and backward.   side : rows and columns of its weights."""
     x, y = (np.random.default_rng(side).standard_normal((_ROWS, side), np.float32) for _ in range(2))
     w, z = np.ones((side, side), np.float32), np.empty_like(x)
 

@@ -42,7 +42,7 @@ def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> d
         with together(all_):  # a device may be full on one rank
             works = [_broadcaster(comm, place, name, words, ahead) for words in sizes]
         measured[name] = measured_link(all_, works, place, words=large * received, messages=received)
-    if place.staged:  # panels of all movers travel around a ring
+    if place.staged:  # panels of all movers are sent around a ring
         measured |= dict.fromkeys(by_messages(), measured[RING.name])
     by_mpi = place._replace(nccl=False)
     with together(all_):
@@ -58,7 +58,7 @@ def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> d
 def measured_link(
     comm: MPI.Comm, works: list[Callable[[], object]], place: MeasuredPlace, words: int, messages: int = 1
 ) -> Link:
-    """Return the link that a small and a large transfer show; an impossible one of a busy machine is measured again."""
+    """Return the link fitted to a small and a large transfer; an impossible result is measured again."""
     for _ in range(_TRIES):  # all ranks have the same seconds
         measured = link(in_turns(comm, works), words, messages)
         if is_possible(measured, CUDA if place.device else HOST):

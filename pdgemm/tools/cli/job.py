@@ -83,7 +83,7 @@ class Job:
     def leave(self, code: int) -> int:
         """Wait for all ranks, and return the highest exit code of any rank.
 
-        A launcher may kill the job at the first exit code that is not 0, and some commands are run by rank 0 alone.
+        A launcher may kill the job at the first exit code that is not 0, and some commands are run only by rank 0.
         """
         if self._world is None:
             return code
@@ -109,7 +109,7 @@ class OfAllRanks(click.Command):
 
 
 class OfOneRank(click.Command):
-    """A command that needs no MPI: rank 0 alone runs it."""
+    """A command that needs no MPI: only rank 0 runs it."""
 
     def invoke(self, ctx: click.Context) -> Any:
         job = ctx.find_object(Job)

@@ -1,4 +1,4 @@
-"""The checks of `--verify` of the commands of linear algebra: relative errors beside those that rounding explains."""
+"""The checks of `--verify` of the commands of linear algebra: relative errors, and bounds of rounding errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdgemm.matrix.residual import Residual, verdict
 from pdgemm.tools.cli.session import Speaker
 
 EPS = 3  # times n and the unit roundoff: the error bound in the tests of SLATE
-TELLS = 0.1  # the largest tolerance of a relative error that shows a result to be right
+TELLS = 0.1  # the largest tolerance at which a relative error shows that a result is right
 _RANDOM = 30  # random columns with which a matrix in a file is compared
 
 
@@ -46,7 +46,7 @@ class Check:
 
 
 def rounded(what: str, value: float, A: DistMatrix, size: float, times: float = 1.0) -> Check:
-    """Return the check that an error is at most 3 eps `times` the size, of A's type; an infinite size tells nothing."""
+    """Return the check that an error is at most 3 eps `times` the size, of A's type; nothing if it is infinite."""
     return Check(what, value / (size or 1.0), EPS * eps(A.dtype) * times if size < inf else inf)
 
 
@@ -63,14 +63,14 @@ def report_checks(say: Speaker, checks: Sequence[Check | Residual]) -> bool:
 
 
 def whole(A: DistMatrix, lower: bool = True) -> DistMatrix:
-    """Return A or, if its file has the triangle alone that is read, the Hermitian matrix of it.  Collective."""
+    """Return A or, if its file has only the triangle that is read, the Hermitian matrix of it.  Collective."""
     H: DistMatrix = A if lower else A.H
     alone = triu(H, 1).norm("max") == 0 < tril(H, -1).norm("max")
     return both_triangles(H, "L") if alone else A
 
 
 def structure_checks(A: DistMatrix, assumed: str) -> list[Check]:
-    """Return the check that A is what it is assumed to be: nothing, Hermitian, or triangular; relative to |A|_F."""
+    """Return the check that A has the assumed structure, Hermitian or triangular, relative to |A|_F; none for "gen"."""
     if assumed == "gen":
         return []
     if assumed.endswith("triangular"):
@@ -81,7 +81,7 @@ def structure_checks(A: DistMatrix, assumed: str) -> list[Check]:
 
 
 def solve_checks(A: DistMatrix, B: DistMatrix, X: DistMatrix, assumed: str) -> list[Check]:
-    """Return the checks that A is what it is assumed to be, and that X solves A X = B."""
+    """Return the checks that A has the assumed structure, and that X solves A X = B."""
     A = whole(A) if assumed in ("pos", "her") else A
     scale, residual = max(1, len(A)) * (A.norm(1) * X.norm(1) + B.norm(1)), (B - A @ X).norm(1)
     return [*structure_checks(A, assumed), rounded("backward error", residual, X, scale)]

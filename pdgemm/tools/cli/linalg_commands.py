@@ -29,7 +29,7 @@ def _output(text: str, required: bool = True) -> Any:
 
 
 def _command(short_help: str, *own: Callable[[Any], Any], writes: bool = True) -> Callable[[Any], click.Command]:
-    """Return a decorator: a command of A, of its own parameters, and of those that all commands here have."""
+    """Return a decorator that makes a command of A, with its own parameters and those that all commands here share."""
 
     def decorate(declared: Callable[[], None]) -> click.Command:
         @wraps(declared)
@@ -51,12 +51,12 @@ def _command(short_help: str, *own: Callable[[Any], Any], writes: bool = True) -
     _output("Dataset for X; replaced if pdgemm wrote it."),
     click.option(
         "--assume", type=click.Choice(ASSUMED), default="gen", show_default=True,
-        help="What A is: pos: Hermitian and positive definite, her: Hermitian; their lower triangle is read.",
+        help="Structure of A: pos: Hermitian and positive definite, her: Hermitian; the lower triangle is read.",
     ),
     click.option("--refine", is_flag=True, help="Factor in single precision, and refine X to double precision."),
 )  # fmt: skip
 def solve() -> None:
-    """Solve A X = B by a factorisation of A; --verify checks that A is what is assumed, and the backward error."""
+    """Solve A X = B by a factorisation of A; --verify checks the structure of A and the backward error."""
 
 
 @_command(
@@ -72,7 +72,7 @@ def lstsq() -> None:
     """Compute X with the least norm of B - A X and, of all such X, the one of least norm.
 
     The rank of A, its largest and smallest singular value, and the norm of B - A X are printed.  --verify checks that
-    X is a solution for a matrix that rounding takes for A and, where the rank is less than n, the one of least norm.
+    X is a solution for a matrix within rounding errors of A and, where the rank is less than n, the one of least norm.
     """
 
 
@@ -82,7 +82,7 @@ def lstsq() -> None:
     _output("Group of a file for U, s and Vh, such as f.h5:/svd."),
     click.option(
         "--oversample", type=click.IntRange(0, options.MOST),
-        help="Columns of blocks more than k; default: 10, with --memory as many as fit.",
+        help="Columns of a block beyond k; default: 10, with --memory as many as fit.",
     ),
     click.option(
         "--tolerance", type=click.FloatRange(0, min_open=True),
@@ -115,7 +115,7 @@ def svd() -> None:
     _output("Group of a file for w and V, such as f.h5:/eigh; default: none.", required=False),
     click.option("--lower/--upper", default=True, help="The triangle of A that is read; default: the lower one."),
     click.option("--subset", type=SUBSET, help="Eigenvalues LO to HI, both included, from 0 in ascending order."),
-    click.option("--values", "alone", is_flag=True, help="Eigenvalues without eigenvectors, in a part of the time."),
+    click.option("--values", "alone", is_flag=True, help="Only eigenvalues, in less time."),
 )
 def eigh() -> None:
     """Compute eigenvalues and eigenvectors of a Hermitian A, of which one triangle is read.

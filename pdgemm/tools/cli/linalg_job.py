@@ -76,7 +76,7 @@ def _read(
 ) -> list[DistMatrix]:
     """Check all facts that need no elements, and read the operands.
 
-    outputs : the number of elements of each result.   words : the words that all ranks together need beside A and B.
+    outputs : the number of elements of each result.   words : the words that all ranks together need besides A and B.
     """
     outlines, dtype = Outlines(say.grid, how.block, "host"), max(x.dtype for x in operands)
     for x in operands:
@@ -173,10 +173,10 @@ def _svd_in_file(
     if k is None:
         raise ArgumentError("--memory is for the largest singular values: name -k")
     if how.block is not None:
-        raise ArgumentError("--memory does not go with --block")
+        raise ArgumentError("--memory cannot be combined with --block")
 
     def planned(plan: SvdPlan, memory: int) -> None:
-        check_memory(say.grid, plan.most_bytes, "panels of A and what is computed of them", ", or less --memory")
+        check_memory(say.grid, plan.most_bytes, "panels of A and matrices computed from them", ", or less --memory")
         say.note("plan", [plan.explain(memory)], plan.as_dict(memory))
 
     with say.progress("svd") as progress:
@@ -189,7 +189,7 @@ def _svd_in_file(
 def _eigh(
     say: Speaker, how: How, x: Source, output: Dataset | None, lower: bool, subset: tuple[int, int] | None, alone: bool
 ) -> FileResults:
-    """Compute eigenvalues, and eigenvectors unless the values are wanted alone, and report the values."""
+    """Compute eigenvalues, and eigenvectors unless only the values are wanted, and report the values."""
     _check_square(x, "eigh")
     n = x.shape[0]
     if subset and not 0 <= subset[0] <= subset[1] < n:
@@ -248,7 +248,7 @@ _COMMANDS: dict[str, Callable[..., FileResults]] = {
 def values_text(name: str, s: Any, facts: dict[str, Any] | None = None) -> list[str]:
     """Return lines with values and, if only the k largest singular values were computed, their error and share.
 
-    Of a value whose error is bounded, only digits that the bound leaves are printed.
+    A value with a bounded error is printed only to the digits that the bound leaves.
     """
     bounds = [x * s[0] for x in facts["bounds"]] if facts else [0.0] * len(s)
     texts = [_known_digits(*x) for x in zip(s, bounds)]

@@ -54,7 +54,7 @@ _shape = options.stacked_options(
 )  # fmt: skip
 @click.option("--memory", type=MEMORY, help="Memory per rank, such as 40GB.  [default: that of the machine]")
 @click.option("--dtype", type=click.Choice(("bfloat16", "float16", "float32")), default="bfloat16", show_default=True)
-@click.option("--layout", "layout_text", help="Show this layout alone: dp=4,tp=4,pp=8,recompute=selective.")
+@click.option("--layout", "layout_text", help="Show only this layout: dp=4,tp=4,pp=8,recompute=selective.")
 @click.option(
     "--optimizer", type=click.Choice(("adamw", "muon")), default="adamw", show_default=True,
     help="muon updates the matrices of layers, each whole on one rank, and AdamW all others.",
@@ -116,7 +116,7 @@ def model(
 
 
 def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
-    """Return the model of the options; a preset has defaults of all sizes.   known : whether the ranks are."""
+    """Return the model of the options; a preset has defaults of all sizes.   known : whether ranks are given."""
     if preset is not None and preset not in PRESETS:
         raise ArgumentError(f"the presets are {', '.join(PRESETS)}, got {preset!r}")
     members = dict(PRESETS[preset]) if preset else {}

@@ -159,7 +159,7 @@ def stacked_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def typed(parameters: Iterable[str]) -> list[str]:
-    """Return the options of the running command that stand on its command line, of those for these parameters."""
+    """Return the options for these parameters that are on the command line of the running command."""
     context, names = click.get_current_context(), {*parameters}
     on_command_line = click.core.ParameterSource.COMMANDLINE
     return [
@@ -169,7 +169,10 @@ def typed(parameters: Iterable[str]) -> list[str]:
 
 
 def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
-    """Raise UsageError where a file beside the result, by the name of its option, is one with a dataset."""
+    """Raise UsageError where another file of the command is also the file of a dataset.
+
+    others : the other files, by their options.
+    """
     used = {os.path.realpath(x.path) for x in datasets if x}
     for name, file in others.items():
         if file and os.path.realpath(file) in used:
@@ -182,7 +185,7 @@ def picture(help: str) -> Callable[[Any], Any]:
 
 
 def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> Any:
-    """Return the module that draws pictures; None without a picture.  Raises an error where it cannot be written.
+    """Return the module that draws pictures; None without a picture.  Raises an error if it cannot be written.
 
     of_runs : the picture may be an HTML page, too.
     """

@@ -64,9 +64,9 @@ def plan(
 ) -> int:  # fmt: skip
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
 
-    With --collective, the algorithms of an operation such as an all-reduce, beside the lower bounds.
+    With --collective, the algorithms of an operation such as an all-reduce, and the lower bounds.
 
-    Where nothing fits --memory, show how much is needed, on how many ranks it fits, and what a product of files in
+    If nothing fits --memory, show the memory and the ranks that would suffice, and the bytes that a product of files in
     parts would read; the exit code then is 1.
     """
     if operation is not None or words is not None:
@@ -157,7 +157,7 @@ def _remedies(question: Question) -> tuple[dict[str, Any], list[str]]:
         lines.append(f"on {counted(more.ranks, 'rank')} it fits, with {in_bytes(more.least_bytes)} per rank")
     elif question.least_ranks > MOST_TRIED:
         ranks = counted(question.least_ranks, "rank")
-        lines.append(f"A, B and C alone are the memory of {ranks}: it fits on more than these")
+        lines.append(f"A, B and C alone fill the memory of {ranks}: more ranks are needed")
     if isinstance(tiling, int):
         parts: dict[str, Any] = {"needed_bytes_per_rank": tiling}
         lines.append(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank")

@@ -67,7 +67,7 @@ def generate(
 @click.option(
     "-o", "--output", type=DATASET, required=True,
     help="Dataset for C.  One that pdgemm wrote is replaced when the result is complete; A, B, and a dataset that "
-    "pdgemm did not write only with --force, unless it is C on entry.",
+    "pdgemm did not write, only with --force, unless it is C on entry.",
 )  # fmt: skip
 @click.option("--c", "c0", type=MATRIX, help="C on entry where beta is not 0; default: the output.")
 @_scalars
@@ -79,11 +79,11 @@ def generate(
 )  # fmt: skip
 @click.option(
     "--checkpoint", type=SECONDS,
-    help="Save what is done after each 10min or so, beside the output: the same command goes on with it.",
+    help="Save a checkpoint beside the output every 10min or so; the same command goes on from it.",
 )  # fmt: skip
 @click.option(
     "--mtbf", type=SECONDS,
-    help="Mean time between failures: checkpoints are saved so often that the least is lost (Young 1974).",
+    help="Mean time between failures: checkpoints are saved so often that the least time is lost (Young 1974).",
 )  # fmt: skip
 @options.memory_limit
 @click.option("--panel-width", type=options.COUNT, help="Widest panel.")
@@ -120,9 +120,9 @@ def multiply(
     """Compute C := alpha op(A) op(B) + beta C, from files to a file.
 
     All that can be known without the elements is checked before they are read: shapes, types, options, the output, and
-    whether A, B, C and the buffers of the product fit the memory.  One dataset as A and B is read once.
+    whether A, B, C and the buffers of the product fit the memory.  If A and B are one dataset, it is read once.
 
-    --memory and --checkpoint do not go with --block, --device cuda and --compression; --mtbf needs --checkpoint.
+    --memory and --checkpoint exclude --block, --device cuda and --compression; --mtbf needs --checkpoint.
     """
     options.check_apart({"--trace": trace_file, "--report": page}, (a, b, c0, output))
     if trace_file and page and os.path.realpath(trace_file) == os.path.realpath(page):
@@ -136,7 +136,7 @@ def multiply(
     unfit["--compression"] = others["compression"]
     for name in ("memory", "checkpoint"):
         if others[name] is not None and any(unfit.values()):
-            raise click.UsageError(f"--{name} does not go with {' or '.join(x for x in unfit if unfit[x])}")
+            raise click.UsageError(f"--{name} cannot be combined with {' or '.join(x for x in unfit if unfit[x])}")
     with session(grid_shape, as_json) as say, say.traced(trace_file, nvtx, page, force, str(output)):
         say.lost = f"{output.path} was not written, its contents are unchanged"
         where: dict[str, Any] = {"grid": say.grid, "observer": say, "overwrite": force}

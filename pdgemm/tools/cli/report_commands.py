@@ -68,14 +68,14 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, for
 @click.option(
     "--predict-to",
     type=click.IntRange(1, 1 << 17),
-    help="Largest number of ranks predicted; default: so many that what was measured takes half of the axis.",
+    help="Largest number of ranks predicted; default: so many that measurements take half of the axis.",
 )
 @options.force
 @options.debug
 def plot(studies: tuple[Path, ...], out: Path, machine_file: str | None, predict_to: int | None, force: bool) -> int:
     """Write a report of files of `pdgemm scaling`, with predictions for more ranks.  Needs no MPI.
 
-    HTML has figures, captions, a table of all measurements and how they were made; an image has the figures alone.
+    HTML has figures, captions, a table of all measurements and how they were made; an image has only the figures.
     """
     from pdgemm.tools.studies.plot import report
 

@@ -71,7 +71,7 @@ def traceback_text(error: BaseException, whole: bool = False) -> str:
 
 
 def _leave(code: Any) -> None:
-    """End the job as the script's `sys.exit(code)` wants: with a number, a text, or an exception of this package."""
+    """End the job as the script's `sys.exit(code)` requests: with a number, a text, or an exception of this package."""
     if isinstance(code, PdgemmError):  # the script ends as a command does
         _fail(code_of(code), line_of(code), "failed", agreement.raised_on(code))
     elif isinstance(code, int) and code & 0xFF:
@@ -81,7 +81,7 @@ def _leave(code: Any) -> None:
 
 
 def _fail(code: int, text: str, what: str, raised_on: int = 0) -> NoReturn:
-    """Print what happened on this rank, and end all ranks.   raised_on : on how many ranks a check raised it."""
+    """Print the error of this rank, and end all ranks.   raised_on : on how many ranks a check raised it."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi and (not mpi.Is_initialized() or mpi.Is_finalized()):
         mpi = None

@@ -66,7 +66,7 @@ class Speaker(Observer):
             say_line(line, err)
 
     def warn(self, text: str) -> None:
-        """Print a warning on standard error, and keep it for the JSON object.  Rank 0 alone."""
+        """Print a warning on standard error, and keep it for the JSON object.  Rank 0 only."""
         self.facts["warnings"] = [*self.facts.get("warnings", []), text]
         say_line(f"pdgemm: warning: {text}", err=True)
 
@@ -75,7 +75,7 @@ class Speaker(Observer):
         return x.read_again(self, self.grid, block, device="host")
 
     def save(self, output: Dataset, matrix: DistMatrix | np.ndarray, several: bool = False, **options: Any) -> None:
-        """Write a matrix.   several : the command writes several ones, which are a list in the JSON object."""
+        """Write a matrix.   several : the command writes several, which are a list in the JSON object."""
         with self.progress("write", prod(matrix.shape) * matrix.dtype.itemsize, "B/s") as progress:
             wrote = hdf5.save(*output, matrix, grid=self.grid, progress=progress, **options)
         self.report("wrote", wrote, several)

@@ -95,7 +95,7 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _gpu_memory(grid: ProcessGrid) -> tuple[str, str]:
-    """Return how the ranks of this job access each other's GPU memory, as a test shows, and how messages leave a node.
+    """Return how ranks access each other's GPU memory, which is tested, and how GPU messages leave a node.
 
     Collective over the grid.
     """

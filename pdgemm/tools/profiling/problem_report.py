@@ -39,7 +39,7 @@ _WORDS = """
 
 
 def problem_report(facts: dict[str, Any]) -> str:
-    """Return the report in Markdown.  facts : of `environment.describe` on rank 0, where they are complete.  Local."""
+    """Return the report in Markdown.  facts : the result of `environment.describe` on rank 0.  Local."""
     batch = "; in a Slurm job" if launcher.in_slurm() else ""
     size, variable = launcher.said_size()
     started = next((name for name, names in launcher.LAUNCHERS.items() if variable and names.size == variable), "")

@@ -22,7 +22,7 @@ from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
 from pdgemm.support.text import counted
 
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
-# outside products: files, redistributions, small products in batches, what follows the last sum of a product, checks
+# outside products: files, redistributions, batches of small products, epilogues after a product's last sum, checks
 OUTSIDE = ("read", "write", "moved", "batch", "epilogue", "verify")
 TRAINING = (*PASSES, "reduce", "optimizer")  # of a step of training
 LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
@@ -166,7 +166,7 @@ class Profile:
 
     @property
     def critical(self) -> Rank:
-        """The critical rank, the bottleneck, is the one that waits least."""
+        """The critical rank (the bottleneck): the rank that waits least."""
         return min(self.ranks, key=lambda x: x.waiting)
 
     @cached_property
@@ -193,7 +193,7 @@ class Profile:
 
     @property
     def slow(self) -> int | None:
-        """The rank that is busy in passes of training much longer than the others, which wait for it; None: none."""
+        """The rank that is busy much longer than the others in passes of training; None: there is none."""
         return slow_among([x.busy for x in self.ranks])
 
     @cached_property

@@ -89,7 +89,7 @@ def _three_digits(number: float) -> str:
 
 
 def _transfers(profile: Profile) -> Iterator[Table]:
-    """Yield a table of the seconds of transfers, and one of their rates, where ranks waited, beside the calibration."""
+    """Yield a table of the seconds of transfers, and one of measured (where ranks waited) and calibrated rates."""
     every = profile.transfers()
     columns = ("kind", "count", "bytes", "p50", "p95", "p99", "waited for", "GB/s")
     rows = [
@@ -104,7 +104,7 @@ def _transfers(profile: Profile) -> Iterator[Table]:
     keys = ("gb_per_second", "calibrated_inside_a_node", "calibrated_between_nodes")
     rates = [(x["kind"], *(_rate(x[key]) for key in keys)) for x in every if x[keys[1]] or x[keys[2]]]
     named = ("kind", "measured", "calibrated in a node", "between nodes")
-    yield Table(named, rates, words=("kind",), title="GB/s of transfers beside the calibration")
+    yield Table(named, rates, words=("kind",), title="GB/s of transfers, measured and calibrated")
 
 
 def figures(profile: Profile) -> Iterator[str]:

@@ -52,7 +52,7 @@ def trace(
         the host (pack, post, wait, product, read, write, redistribute), one for its transfers and, on a GPU, one for
         each stream.  None writes no file.
     nvtx : also mark phases, file access and redistributions as NVTX ranges of the same names; needs the package nvtx.
-    overwrite : also replace a file that is no trace of pdgemm.
+    overwrite : also replace a file that is not a trace of pdgemm.
     machine : the model whose bandwidths a profile compares with the measured ones; default: that of PDGEMM_MACHINE.
 
     Cost: less than a microsecond and 200 bytes of memory per span, and 400 bytes more while the file is written; a
@@ -64,7 +64,7 @@ def trace(
     with together(comm) as description:
         description += ["trace", path, nvtx, bool(overwrite)]
         if active():
-            raise ArgumentError("a trace is being taken already")
+            raise ArgumentError("a trace is being recorded already")
         if nvtx and find_spec("nvtx") is None:
             raise ArgumentError("ranges of NVTX need the package nvtx: pip install nvtx")
         machine = machine or machine_at_hand()

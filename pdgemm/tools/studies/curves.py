@@ -32,8 +32,8 @@ USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
 LARGEST = 10**9  # the most ranks, and the most elements of a dimension
 OVERSUBSCRIBED = (
-    "Points that are grey inside and the mark * are of more ranks than cores: ranks took turns there, and such times "
-    "do not say how fast as many cores would be."
+    "Points that are grey inside, and the mark *, are of more ranks than cores: the ranks took turns, and their times "
+    "do not show how fast as many cores would be."
 )
 
 
@@ -235,7 +235,7 @@ class Results:
 
     @cached_property
     def measurements(self) -> list[Measurement]:
-        """All that was measured."""
+        """All measurements."""
         return [*self.points, *(point for section in self.trainings for point in section.points)]
 
 
@@ -296,7 +296,7 @@ def _check(case: Case) -> None:
     if max(case.ranks, *case.mnk) > LARGEST:
         raise ArgumentError(f"ranks and dimensions are at most {LARGEST}")
     if case.dtype not in map(str, dtypes.BLAS):
-        raise ArgumentError(f"{case.dtype} is none of the types {dtypes.names(dtypes.BLAS)}")
+        raise ArgumentError(f"{case.dtype} is not one of the types {dtypes.names(dtypes.BLAS)}")
     if case.kind == "weak":
         shape: Any = MNK
         converted(case.of.split(","), shape, f"a weak case is of m,n,k on one rank, got {case.of!r}", strict=False)

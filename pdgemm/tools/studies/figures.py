@@ -31,7 +31,7 @@ GREY = "#444444"
 LIMIT: Any = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
 PREDICTED: Any = {"linestyle": (0, (5, 2)), "linewidth": 1.2}
 OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
-WIDTH, HEIGHT = 11.2, 3.6  # of a figure, and of a row of panels, in inches
+WIDTH, HEIGHT = 11.2, 3.6  # width of a figure and height of a row of panels, in inches
 MOST_LABELLED = 24  # bars of a panel that have their numbers above them
 # the parts of a product's time, from the beginning of a bar, and their colours
 SPLIT = {
@@ -53,8 +53,8 @@ class FigurePanel(NamedTuple):
 class Quantity(NamedTuple):
     """A value of measurements and predictions that a panel shows.
 
-    value : a function of a point, or a prediction, and of that on the fewest ranks of the same curve.
-    limit : the name of the limit.   level : of the limit; None: the value of a product that scales ideally.
+    value : a function of a measurement or prediction, and of the measurement on the fewest ranks of the same curve.
+    limit : the name of the limit.   level : the limit's value; None: the value of a product that scales ideally.
     """
 
     name: str
@@ -319,7 +319,7 @@ def draw_parts(
 ) -> Any:
     """Draw a horizontal bar for each of several times, divided into its parts, and return the last parts of all bars.
 
-    colors : of the parts, in their order.
+    colors : the colours of the parts, in their order.
     """
     left = np.zeros(len(places))
     for name, color in colors.items():

@@ -149,7 +149,7 @@ def confidence(ordered: list[float]) -> tuple[float, float] | None:
 
 
 def circumstances(grid: ProcessGrid) -> dict[str, Any]:
-    """Return what a record says of how and when it was measured.  Collective over the grid."""
+    """Return the circumstances of a measurement for its record: setting, command, date.  Collective over the grid."""
     return {
         "setting": setting(grid),
         "command": command_line(),

@@ -1,4 +1,4 @@
-"""`pdgemm plot` makes a report of studies: a page of HTML that needs no network and no script, or its figures alone."""
+"""`pdgemm plot` makes a report of studies: a page of HTML that needs no network and no script, or only its figures."""
 
 from __future__ import annotations
 

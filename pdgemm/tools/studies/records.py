@@ -189,7 +189,7 @@ def left(study: Study, wanted: Iterable[AnyCase]) -> list[AnyCase]:
     return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)
 
 
-# ------------------------------------------------------------------ what reports need of a record
+# ------------------------------------------------------------------ the part of a record that reports use
 class Cost(Struct):
     """What a measurement cost."""
 
