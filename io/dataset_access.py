@@ -204,7 +204,7 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
     """Open a dataset that rank 0 writes for all ranks, in rectangles.  Collective.
 
     So an h5py without MPI can write compressed datasets.  Each transfer is collective: the other ranks send their
-    rectangles to rank 0, which receives them one after the other, and has one in memory beside its own.
+    rectangles to rank 0, which receives them one after the other, and holds one in memory besides its own.
     """
     held = list[Any]()
 

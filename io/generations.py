@@ -1,6 +1,6 @@
-"""Generations of one file: the newest has the name of the file, older ones lie beside it, and each names its job.
+"""Generations of one file: the newest has the file's name, older ones are beside it, and each names its job.
 
-Ranks of a killed job may still run, and may save after another job has gone on from the same file.  So each file names
+Ranks of a killed job may still run, and may save after another job has resumed from that file.  So each file names
 the job that wrote it, and each job remembers the generation that it last read or wrote.  After that, the job replaces
 only its own generations, and generations of the job whose file it read.  Only rank 0 opens the files.
 """
@@ -30,7 +30,7 @@ from pdgemm.support.file_states import State, ordinary, state
 from pdgemm.support.files import LOST, check_named, check_replaced, naming, process_name, rename
 from pdgemm.support.text import in_bytes, in_seconds
 
-_PREFIX = "pdgemm_"  # of the attributes that pdgemm adds to those of the caller
+_PREFIX = "pdgemm_"  # prefix of the attributes that pdgemm adds to those of the caller
 _JOB, _NAME, _GENERATION = f"{_PREFIX}job", f"{_PREFIX}process", f"{_PREFIX}generation"
 _CHECKSUM = f"{_PREFIX}checksum"  # of one matrix
 _CONTENTS = f"{_PREFIX}contents"  # the hash of all other attributes, and of the properties of the matrices
@@ -71,7 +71,7 @@ class Saved(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """One readable file of `save_all`.   process : the writer of the file, for messages.   names : of the matrices.
+    """One readable file of `save_all`.   process : the file's writer, for messages.   names : names of the matrices.
 
     others : the datasets that another program has added.
     """
@@ -131,19 +131,19 @@ def next_token(path: Path, overwrite: bool = False) -> Token:
     if there is not None and last is not None and there.token.job not in (_myself, last.job):
         raise FileError(
             f"{path}: {there.process} has saved generation {there.token.generation} since this job was at "
-            f"generation {last.generation}: it was left like that, and this job should end"
+            f"generation {last.generation}: it was not replaced, and this job should end"
         )
     return Token(_myself, 1 + max([x.generation for x in (there and there.token, last) if x is not None], default=0))
 
 
 def _check_replaced(path: Path, error: FileError, overwrite: bool) -> None:
-    """Raise ArgumentError without overwrite; else record that the file is no generation."""
+    """Raise ArgumentError without overwrite; else record that the file is not a generation."""
     check_replaced(path, False, overwrite, str(error).removeprefix(f"{path} "))
     reject(path)
 
 
 def remember(path: Path, token: Token) -> None:
-    """Record that this job goes on from this generation of the file."""
+    """Record that this job continues from this generation of the file."""
     _last[os.path.realpath(path)] = token
 
 
@@ -203,7 +203,7 @@ def linked(path: Path, name: Path) -> None:
 
 
 def create(path: Path, token: Token, attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> None:
-    """Create a file with its attributes, but without matrices.   matrices : that will be added to the file."""
+    """Create a file with its attributes, but without matrices.   matrices : those that will be added to the file."""
     origin = {f"{_PREFIX}version": pdgemm.__version__, _NAME: process_name()}
     origin |= {_JOB: token.job, _GENERATION: token.generation}
     contents = _hash({**origin, **attrs}, matrices)
@@ -221,7 +221,7 @@ def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     checked = dict[str, Any]()
     for name, value in attrs.items():
         if not isinstance(name, str) or not name or name.startswith(_PREFIX) or "\0" in name:
-            raise ArgumentError(f"attrs: {name!r} is no name; names are strings that do not begin with {_PREFIX!r}")
+            raise ArgumentError(f"attrs: {name!r} is not a name; names are strings that do not begin with {_PREFIX!r}")
         try:
             array = np.asarray(value)
         except ValueError:  # a list of rows of different lengths

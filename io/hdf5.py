@@ -83,10 +83,10 @@ def load(
     dtype     : the type to convert to while reading; needed for integers other than int8 and int32.
     transpose : return the transpose of the dataset, or of the part, at no cost: the local arrays are in Fortran order.
     verify    : compare with the checksum that `save` recorded; only for the whole dataset, not for a part.
-    device    : the device of the matrix, as in `DistMatrix.empty`; the dataset passes through the host in pieces.
+    device    : the device of the matrix, as in `DistMatrix.empty`; the dataset is copied through the host in pieces.
     progress  : called as progress(done, total) after each transfer.
 
-    For a part of the columns, each row is read alone; if less than 4 KiB lie between two rows, many rows are read at
+    For a part of the columns, each row is read separately; if two rows are less than 4 KiB apart, many rows are read at
     once, with the bytes in between.  Of a chunked dataset whole chunks are read.
 
     Links are followed, and the bytes of a dataset may be in other files: the target of a link, or the files of a
@@ -218,7 +218,7 @@ def save_all(
             _check_state(path, name, x, comm)
         saved = generations.check_attrs(saved)
         if len({*map(generations.plain_name, matrices)}) < len(matrices):
-            raise ArgumentError(f"matrices: {', '.join(matrices)} are not the names of so many datasets")
+            raise ArgumentError(f"matrices: some of the names {', '.join(matrices)} are of the same dataset")
         keep = as_count(keep, "keep", 1)
         description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep, bool(overwrite)]
         description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in saved.items()]
@@ -262,7 +262,7 @@ def load_all(
     layouts : options of `load` by the name of the matrix: block, source, dtype, transpose, device.
 
     The file is opened once, and each matrix is compared with its checksum.  Where the file is damaged or missing, the
-    previous generation is loaded, and a line on standard error says so.  Later calls of `save_all` go on from it.
+    previous generation is loaded, and a line on standard error says so.  Later calls of `save_all` continue from it.
 
     Returns `matrices`, `attrs` and `generation`.  Raises FileError, ArgumentError, LayoutError, DTypeError or
     DeviceError on every rank.

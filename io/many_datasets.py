@@ -39,9 +39,9 @@ _ALONE = 1, 1  # the unit of a contiguous dataset
 class ManyDatasets:
     """Contiguous datasets of many matrices in a file, which is opened once for all.
 
-    matrices : their memory.   offsets : the byte at which each dataset begins.   comm : has the ranks of all matrices.
+    matrices : the matrices in memory.   offsets : the byte at which each dataset begins.   comm : all their ranks.
     The number of agreements of the ranks depends on the bytes of the matrices, and not on their number: small matrices
-    travel in parcels (`pieces.parcels`), and a rank reads or writes whole ones.
+    are exchanged in parcels (`pieces.parcels`), and each is read or written as a whole by one rank.
     """
 
     def __init__(self, file: Path, matrices: Sequence[DistMatrix], offsets: list[int], comm: MPI.Intracomm) -> None:
@@ -141,12 +141,12 @@ class NewDatasets(ManyDatasets):
 def load_datasets(
     path: Path, names: Sequence[str], grid: ProcessGrid, layouts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, DistMatrix]:
-    """Load those datasets of a file that are contiguous, as `hdf5.load` with `verify` loads each.  Collective.
+    """Load the contiguous datasets of a file, as `hdf5.load` with `verify` loads each.  Collective.
 
     layouts : options of `load` by the names of datasets.
 
-    The file is opened once, and the ranks agree once on all layouts, types and checksums.  The seconds in the report of
-    a matrix are its share, by bytes, of those of all.  Raises the errors of `load`, of the first dataset that has one.
+    The file is opened once, and the ranks agree once on all layouts, types and checksums.  The report of a matrix has a
+    share of the total seconds, by bytes.  Raises the errors of `load`, for the first dataset that has one.
     """
     start, comm = perf_counter(), grid.comm
     stored = on_root(comm, path, lambda: stored_datasets(path, names))
@@ -173,7 +173,7 @@ def load_datasets(
 
 
 def checked_layouts(layouts: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
-    """Return the options of `load` of each matrix by its name.  Raises ArgumentError where they are none."""
+    """Return the options of `load` of each matrix by its name.  Raises ArgumentError where they are invalid."""
     layouts = {} if layouts is None else layouts
     if not isinstance(layouts, Mapping) or not all(isinstance(x, Mapping) for x in layouts.values()):
         raise ArgumentError(f'layouts must be of the form {{"w": {{"block": 64}}}}, got {layouts!r:.60}')
@@ -192,11 +192,11 @@ def allocated_in_layouts(
     layouts: Mapping[str, Mapping[str, Any]],
     possible: tuple[np.dtype, ...],
 ) -> tuple[list[DistMatrix], list[np.dtype]]:
-    """Return a matrix of the type of each dataset, in the layout that is wanted, and the types that are wanted.
+    """Return a matrix for each dataset, of the dataset's type and in the wanted layout; and the wanted types.
 
     call : the function that all ranks have called.   stored : shapes and types of the datasets.
     possible : the types that matrices can have.
-    Those that are wanted transposed have arrays in Fortran order.  Collective over the grid.
+    Matrices that are wanted transposed have arrays in Fortran order.  Collective over the grid.
     """
     options = [{"block": None, "source": (0, 0), "dtype": None, **layouts.get(name, {})} for name in stored]
     places = [device_on(grid, each.get("device", HOST)) for each in options]

@@ -30,7 +30,8 @@ _CHECKSUM = "pdgemm_checksum"
 class NewDataset:
     """A dataset that is written to a file with a temporary name.  All methods are collective over the grid.
 
-    layout : of the matrix in memory; attributes record it.   checksum : of the matrix; None: not known yet.
+    layout : the layout of the matrix in memory, which attributes record.
+    checksum : the checksum of the matrix; None: not known yet.
     ndim : dimensions of the dataset; 1: the matrix has one column.
     unit : rows and columns that are written together.
     """
@@ -83,7 +84,7 @@ class NewDataset:
         self._offset, self.unit = on_root(self._comm, path, create)
 
     def reopen(self, partial: Path) -> None:
-        """Go on with the dataset in a file.  Raises FileError if its shape, type or storage differs."""
+        """Continue with the dataset in a file.  Raises FileError if its shape, type or storage differs."""
         self._partial = partial
         name, stored = self._name, on_root(self._comm, self._path, lambda: stored_dataset(self._partial, self._name))
         if (stored.shape, stored.dtype) != (self._shape, self._dtype) or (stored.offset is None and self._nbytes):
@@ -153,7 +154,7 @@ class NewDataset:
     def check_held(self) -> None:
         """Raise FileError if the new file has lost metadata or links that were written to it, as after a disk fault.
 
-        Local.  The metadata are read back from the disk, because a storage may lose nothing but the metadata.
+        Local.  The metadata are read back from the disk, because a storage may lose only the metadata.
         """
         to_disk(self._partial, (self._offset, self._offset + (self._nbytes if self._offset else 0)))
         try:

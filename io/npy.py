@@ -33,7 +33,7 @@ from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
 from pdgemm.support.files import LOST
 
-_SPACES = b" " * 128  # at the end of our headers, where every reader skips them, and there is no place for more
+_SPACES = b" " * 128  # mark our headers; every reader skips spaces at the end of a header
 _MARK = rb"^\x93NUMPY.{4}[^\n]*" + _SPACES + rb"\n"
 
 

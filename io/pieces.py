@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 
 def as_column(matrix: Any, ndim: int, grid: ProcessGrid | None) -> tuple[DistMatrix, int]:
-    """Return what is saved as a matrix, and the dimensions of its dataset: a 1-D array becomes a column, with 1.
+    """Return the matrix to save, and the number of dimensions of its dataset: 1 for an array, which becomes a column.
 
-    grid : has the ranks that have the array; None: all.  Collective where it is an array, which the ranks compare.
+    grid : the ranks that hold the array; None: all.  Collective for an array, which the ranks compare.
     """
     if isinstance(matrix, np.ndarray) and matrix.ndim == 1:
         return DistMatrix.from_global(matrix[:, None], grid=grid), 1
@@ -125,9 +125,9 @@ def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
 
 
 class Parcel(NamedTuple):
-    """Small matrices that one exchange moves; each of them is then whole on one rank.
+    """Small matrices that one exchange sends; each of them is then whole on one rank.
 
-    numbers : of the matrices in a list.   ranks : the rank that has each of them whole, ascending.
+    numbers : their indices in a list.   ranks : the rank that receives each whole matrix, ascending.
     """
 
     numbers: list[int]
@@ -209,7 +209,7 @@ def _window(matrix: DistMatrix, rank: int) -> Any:
 def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
     """Write the matrix to the dataset.  Collective over its grid; all ranks call `put` equally often.
 
-    Of a matrix on a device one piece at a time is copied to the host.
+    A matrix on a device is copied to the host one piece at a time.
     """
     for part, staged, start in _each(matrix, unit, progress):
         redistribute(part if part.device == HOST else part.to_host(), staged)
@@ -220,7 +220,7 @@ def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progr
 def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
     """Read the matrix from the dataset.  Collective over its grid; all ranks call `get` equally often.
 
-    For a matrix on a device one piece at a time is on the host.
+    A matrix on a device is copied from the host one piece at a time.
     """
     for part, staged, start in _each(matrix, unit, progress):
         with together(matrix.grid.comm):

@@ -1,6 +1,6 @@
 """Matrices of 8-bit values with scales in the files of `save_all`: two datasets each, and an attribute.
 
-Of W, `W/values` has the bits of the values as int8, `W/scales` the scales (the bits of powers of two as int8), and the
+For W, `W/values` has the bits of the values as int8, `W/scales` the scales (the bits of powers of two as int8), and the
 attribute `scaled/W` of the file is a text of both types and of the rows and columns of a block.
 """
 
@@ -56,7 +56,7 @@ def load_scaled(
 
     layouts : options of `load` by the name of the dataset, `W/values` for the values of W; without dtype or transpose.
 
-    Returns `matrices`, of which those are Scaled that were saved so, `attrs` and `generation`.
+    Returns `matrices` (those that were saved as Scaled are Scaled), `attrs` and `generation`.
     Raises the errors of `load_all`.
     """
     matrices, attrs, generation = load_all(path, grid, layouts)

@@ -76,7 +76,7 @@ class Source(NamedTuple):
     dataset : the file, and the name of the dataset in the file, "" in a .npy file.
     stored : the properties of the dataset, or of an array, whose rows are contiguous.
     dtype  : type of the matrix.
-    op     : of the stored elements.   letter : of the user's argument; these differ for a .npy file in Fortran order.
+    op     : op of the stored elements.   letter : the user's argument; these differ for a .npy file in Fortran order.
     by_columns : the rows of `stored` are columns of the array, as in a .npy file in Fortran order.
     """
 
@@ -135,7 +135,7 @@ class Source(NamedTuple):
         if self.dtype.kind != "c":
             now, letter = ("T" if now == "C" else now), "T"
         if (now, letter) not in _TURNED:
-            raise LayoutError("the conjugate of a matrix in a file is no view: load it, or conjugate the other operand")
+            raise LayoutError("a matrix in a file has no conjugate view: load it, or conjugate the other operand")
         return self._replace(op=_TURNED[now, letter])
 
     def again(self, grid: ProcessGrid) -> Source:
@@ -215,7 +215,7 @@ class Source(NamedTuple):
 
         Collective; raises FileError if the file has changed since its inspection, at the beginning or at the end.
         sums : receives the sums of all reads in the block.  A file that has another time or owner at the end, or that
-               was replaced, is then read once more, and has changed only if the sums differ.
+               was replaced, is then read once more, and counts as changed only if the sums differ.
         """
         if grid.draft:  # a program is planned, in which this rank has no elements to read
             yield lambda row, col, elements: None
@@ -291,7 +291,7 @@ def _stored_array(path: Path) -> tuple[Stored, bool]:
     if min(shape) < 0:
         raise FileError(f"{path} is damaged: its header says that its shape is {shape}")
     if dtype.kind not in "biufc":
-        raise DTypeError(f"{path} holds {dtype}, which are no numbers")
+        raise DTypeError(f"{path} holds {dtype}, which are not numbers")
     end = offset + prod(shape) * dtype.itemsize
     if end > current.size:
         raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {current.size}")

@@ -98,7 +98,7 @@ def check_names(path: Path, name: str) -> None:
     except UnicodeEncodeError:
         spelt = b"\0"
     if b"\0" in spelt:  # HDF5 would truncate the name at the NUL
-        raise FileError(f"{f'{path}:{name}'!a} names no dataset: no name has a NUL or a lone surrogate in it")
+        raise FileError(f"{f'{path}:{name}'!a} is not the name of a dataset: names have no NUL or lone surrogate")
 
 
 def stored_dataset(path: Path, name: str) -> Stored:
@@ -122,7 +122,7 @@ def stored_datasets(path: Path, names: Sequence[str]) -> dict[str, Stored]:
 
 
 def _properties(path: Path, name: str, target: Found, seen: Seen) -> Stored:
-    """Return the properties of what a name of an open file resolves to.  Raises FileError or LayoutError."""
+    """Return the properties of the object that a name of an open file resolves to.  Raises FileError or LayoutError."""
     file, dataset, other = target
     if isinstance(dataset, h5py.Group):
         raise FileError(f"{path}:{name} is a group; it has {_contents(dataset) or 'no datasets'}")
@@ -188,7 +188,7 @@ def followed(path: Path, name: str, seen: Seen) -> Iterator[Found]:
 
 
 def _target(first: h5py.File, path: Path, name: str, seen: Seen, stack: ExitStack) -> Found:
-    """Return what a name of an open file resolves to.   stack : closes the other files that are opened for it."""
+    """Return the object that a name of an open file resolves to.   stack : closes the files that are opened for it."""
     file, here, parts, links, other = first, first["/"], name.split("/")[::-1], 0, None
     while parts and here is not None:
         part = parts.pop()

@@ -1,8 +1,7 @@
 """Tensors by name in safetensors files, in which other libraries keep the parameters of models.
 
-The header is read, and what was written is checked, by the safetensors library (`pip install 'pdgemm[safetensors]'`);
-elements are read and written by all ranks in parallel.  Parameters of `pdgemm.parallel` go there by
-`parallel.export_parameters`.
+The safetensors library (`pip install 'pdgemm[safetensors]'`) reads the header and checks files that were written; all
+ranks read and write elements in parallel.  `parallel.export_parameters` writes parameters of `pdgemm.parallel`.
 """
 
 from pdgemm.io.safetensors.matrices import load_all as load_all

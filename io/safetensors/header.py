@@ -6,7 +6,7 @@
     n bytes          {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}
     all the others   the elements of the tensors, each in the order of its rows
 
-The format: https://github.com/huggingface/safetensors.  What a file has to hold beyond that is checked by its library.
+The format: https://github.com/huggingface/safetensors.  Its library checks all further rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pdgemm.support.files import LOST, naming
 
 METADATA = "__metadata__"
 WRITTEN_BY = rb'^.{8}\{"__metadata__":\{"written by":"pdgemm"'  # the beginning of a file of this package
-_LONGEST = 100_000_000  # bytes of a header that the library reads
+_LONGEST = 100_000_000  # bytes of the longest header that the library reads
 _CODES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "BOOL": "bool",
@@ -66,7 +66,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says of its tensors, by name, and the state of the file that says so."""
+    """The tensors of a file by name, and the state of the file that has this header."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
@@ -93,7 +93,7 @@ def read_header(path: Path) -> Header:
             with opened.safe_open(str(path), "numpy") as checked:
                 metadata = checked.metadata() or {}
         except opened.SafetensorError as bad:
-            raise FileError(f"{path} is no safetensors file, or is damaged: {bad}") from None
+            raise FileError(f"{path} is not a safetensors file, or is damaged: {bad}") from None
         described = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         start = file.tell()
     described.pop(METADATA, None)
@@ -112,7 +112,7 @@ def check_state(path: Path, header: Header) -> None:
 
 
 class NewFile(NamedTuple):
-    """A file that will be written.   text : its header and what stands before it.   tensors : with their places."""
+    """A file that will be written.   text : its header, length included.   tensors : with their places."""
 
     text: bytes
     tensors: dict[str, Tensor]
@@ -142,7 +142,7 @@ class NewFile(NamedTuple):
 def new_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> NewFile:
     """Return a file with these tensors, those of the widest elements first, so that all are aligned.  Local.
 
-    metadata : strings by name.   Raises ArgumentError where a name is none, or the header is too long.
+    metadata : strings by name.   Raises ArgumentError where a name is invalid, or the header is too long.
     """
     texts = {"format": "pt"} if metadata is None else dict(metadata)
     texts = {"written by": "pdgemm"} | texts

@@ -49,7 +49,7 @@ def save_all(
 
         safetensors.save_all("model.safetensors", {"w": W, "b": b}, shapes={"b": (10,)})
 
-    matrices : by the names of the tensors; all on grids of the same ranks, of any type but complex128.
+    matrices : matrices by tensor name; all on grids of the same ranks, of any type but complex128.
     shapes   : other shapes of tensors, of as many elements, which are those of the matrix row by row.
     metadata : strings by name, by default {"format": "pt"}, which other libraries want; "written by" is added.
     check    : read the file back and compare its checksums before it is renamed.
@@ -67,7 +67,7 @@ def save_all(
         path, others = Path(path), {name: tuple(x) for name, x in (shapes or {}).items()}
         check_matrices(**{str(name): x for name, x in matrices.items()})
         if unknown := others.keys() - matrices.keys():
-            raise ArgumentError(f"shapes has {min(unknown)!r}, which is no matrix; these are {', '.join(matrices)}")
+            raise ArgumentError(f"shapes has {min(unknown)!r}, which is not one of the matrices {', '.join(matrices)}")
         tensors = {name: _tensor(name, x, others.get(name, x.shape)) for name, x in matrices.items()}
         new = new_file(tensors, metadata)
         description += ["safetensors.save_all", path, new.text, bool(check), bool(overwrite)]
@@ -94,9 +94,9 @@ def load_all(
 
     grid    : by default a grid of all ranks.
     layouts : options of `npy.load` by the name of the tensor: block, source, dtype, transpose, device.
-    names   : of the tensors that are read; None: all of the file.
+    names   : the tensors to read; None: all tensors of the file.
 
-    A tensor of one dimension is a column, as in a .npy file; others than of one or two dimensions are refused.
+    A tensor of one dimension is a column, as in a .npy file; tensors of other numbers of dimensions are rejected.
     Raises FileError, ArgumentError, LayoutError, DTypeError or DeviceError on every rank.
     """
     start, grid = perf_counter(), default_grid() if grid is None else grid
@@ -104,7 +104,7 @@ def load_all(
     with together(comm) as description:
         path, options = Path(path), checked_layouts(layouts)
         if isinstance(names, str):
-            raise ArgumentError(f"names are several, got {names!r}: pass [{names!r}]")
+            raise ArgumentError(f"names must be a list of names, got {names!r}: pass [{names!r}]")
         wanted_names = None if names is None else [*names]
         description += ["safetensors.load_all", path, *options, wanted_names]
     header = on_root(comm, path, lambda: read_header(path))

@@ -1,4 +1,4 @@
-"""Windows of tensors in a file, of which a rank has a range of elements, row by row: local, and by MPI-IO alone."""
+"""Reads and writes of a range of elements, row by row, of a window of a tensor in a file: local, only by MPI-IO."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     def blocks(self, start: int, values: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield views of elements of the window from `start` on, rectangles of it of at most 2^19 elements each.
 
-        Each has a row and a column of the window; it is as long as possible in the rows of the file.
+        Yields also the row and the column where each begins; each is as long as possible in the rows of the file.
         """
         at = 0
         while at < len(values):
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 def place_of_window(shape: Sequence[int], window: Sequence[slice], transposed: bool = False) -> Place:
     """Return the place of a window, which is a part of one dimension of a tensor, as a rectangle of a matrix.
 
-    shape : of the parameter; where the file has it transposed, of two dimensions.
+    shape : the parameter's shape; it has two dimensions where the file has the transpose.
     """
     shape, window = (1,) * (2 - len(shape)) + tuple(shape), (slice(0, 1),) * (2 - len(shape)) + tuple(window)
     divided = next((at for at, (n, x) in enumerate(zip(shape, window)) if (x.start, x.stop) != (0, n)), 0)
@@ -63,7 +63,7 @@ def place_of_window(shape: Sequence[int], window: Sequence[slice], transposed: b
 
 
 def transfer_to(transfer_of: Callable[..., Transfer], tensor: Tensor, shape: Sequence[int], place: Place) -> Transfer:
-    """Return the transfer of a tensor of an open file.   shape : of the parameter."""
+    """Return the transfer of a tensor of an open file.   shape : the parameter's shape."""
     return transfer_of(tensor.offset, shape[0] if place.transposed else place.cols, tensor.dtype)
 
 

@@ -72,7 +72,7 @@ class Outlines:
             distribution = distribution_on(grid, shape, block, (0, 0))
             size = distribution.local_shape(grid.coords)
             local = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), size, (0, 0))
-        # matrices lie in the shared memory of a node as long as they fit
+        # matrices are in the shared memory of a node if they fit
         fits = grid.size > 1 and (grid.memory.alone or sum(self.nbytes) + local.nbytes <= grid.memory.size)
         shared = bool(grid.comm.allreduce(fits, MPI.LAND))
         return DistMatrix(local, grid, distribution, order, shared=shared)
@@ -154,7 +154,7 @@ def check_result_file(
 ) -> bool:
     """Raise FileError where the result cannot be saved, ArgumentError where a dataset would be lost without `force`.
 
-    nbytes : of the result.   sources : the datasets that the result may not replace.
+    nbytes : bytes of the result.   sources : the datasets that the result may not replace.
     entry  : C on entry, which the result may replace, as it may a dataset that pdgemm wrote.
 
     Returns whether the result replaces C on entry.

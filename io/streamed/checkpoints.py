@@ -40,7 +40,7 @@ PATIENCE = 90.0  # seconds after a signal in which a job may finish a step and s
 
 
 class WrongResult(Exception):
-    """C is wrong: C replaces no dataset, and no later job goes on with this product."""
+    """C is wrong: it replaces no dataset, and later jobs do not go on with this product."""
 
 
 class When(NamedTuple):
@@ -111,7 +111,7 @@ class Checkpoints:
     def save(self, done: int, sums: DistMatrix, written: np.ndarray) -> None:
         """Save the state of the product, and end the job if a signal was received.
 
-        done : the number of steps, of earlier jobs too.   sums : of the unfinished tile, if there is one; else empty.
+        done : the number of steps, of earlier jobs too.   sums : sums of the unfinished tile; empty if there is none.
         written : the checksum of this rank's writes in this job, as a sum.
         """
         start, comm, tiles = perf_counter(), self._comm, self._place.tiles

@@ -119,7 +119,7 @@ def loaded_steps(
 ) -> Iterator[TileStep]:
     """Yield each step when its panels are in memory, while the panels of the next step are read.  Collective.
 
-    a, b : the panels of op(A) and op(B); None: an operand that lies in memory.
+    a, b : the panels of op(A) and op(B); None: an operand that is in memory.
     """
     read = [x for x in (a, b) if x is not None]
     step = next(steps, None)
@@ -146,9 +146,9 @@ def _begin(a: Panels | None, b: Panels | None, step: TileStep | None) -> None:
 class TileWriter:
     """Writes slabs of a tile in a thread.  All methods are local.
 
-    total  : the checksum of this rank's writes, as a sum.   nbytes, wait : as in Panels, of writes.
-    seconds : of the thread's writes.   checks : the reports of checks of the products that are written.
-    bytes_read, read_wait : of this rank, of all operands.
+    total  : the checksum of this rank's writes, as a sum.   nbytes, wait : as in Panels, but of writes.
+    seconds : time of the thread's writes.   checks : the reports of checks of the products that are written.
+    bytes_read, read_wait : this rank's sums over all operands.
     """
 
     def __init__(self, transfer: Transfer, dtype: np.dtype, writer: Executor) -> None:

@@ -168,7 +168,7 @@ class FilesProduct:
         return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
 
     def go_on(self, left: Left) -> bool:
-        """Leave out the steps of an earlier job, and take its tiles if they fit the memory; return whether they do."""
+        """Skip the steps of an earlier job, and use its tiling, if it fits the memory; return whether it does."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
         tiling = replace(self.tiling, a=a, b=b, counts=left.counts, done=left.done)
         if there := fits_in(tiling, self._memory):

@@ -64,11 +64,11 @@ def multiply_files(
         replaces A, B, or a dataset of another program.
     c0      : C on entry, as A, where beta is not 0; by default the output.
     alpha, beta, transa, transb, options : as in `pdgemm`.
-    grid    : by default a grid of all ranks.   block, device : of matrices in memory.
+    grid    : by default a grid of all ranks.   block, device : layout and device of matrices in memory.
     dtype   : the type that A and B are converted to.
     memory  : bytes per rank for A, B, C and all buffers; larger matrices are read and multiplied in parts.
     checkpoint, mtbf : seconds between two checkpoints, and mean seconds between failures.  The same call goes on from
-        the last checkpoint.  With memory or checkpoint, no block and no compression, and the device is the host.
+        the last checkpoint.  Both, and memory, exclude block, compression and a device.
     seed    : C is compared with A, B and random vectors of this seed, and not stored if the comparison shows that C is
         wrong.
     observer : receives progress, reports and plans.
@@ -83,9 +83,9 @@ def multiply_files(
     with together(communicator_of(grid)) as arguments:
         names = [None if x is None else _file_and_name(x) for x in (a, b, output, c0)]
         if mtbf is not None and checkpoint is None:
-            raise ArgumentError("mtbf is for checkpoint, the seconds until the first one, whose duration is measured")
+            raise ArgumentError("mtbf needs checkpoint, the seconds until the first one, whose duration is measured")
         if in_parts and (block is not None or device != "host" or compression is not None):
-            raise ArgumentError("memory and checkpoint do not go with block, compression or a device")
+            raise ArgumentError("memory and checkpoint cannot be combined with block, compression or a device")
         ops = op_letter(transa, "transa"), op_letter(transb, "transb")
         memory = None if memory is None else as_count(memory, "memory", 1)
         wanted = None if dtype is None else element_type(dtype)

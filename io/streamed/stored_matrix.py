@@ -115,9 +115,9 @@ class StoredMatrix:
         """Return U, s, Vh and mu with A - 1 mu ~ U diag(s) Vh, where mu is the mean of the rows.  Collective.
 
         The principal components of A, whose rows are observations, are the rows of Vh, their variances s^2 / (m - 1),
-        and the scores U diag(s).  Nothing is read for the mean: that of the first panel is subtracted from all rows of
-        the first pass, and the difference from the mean of all rows from what was computed of them; later passes
-        subtract the mean itself.
+        and the scores U diag(s).  The mean needs no further pass: in the first pass the mean of the first panel is
+        subtracted from all rows, and the results are corrected for the mean of all rows; later passes subtract the mean
+        itself.
 
         Arguments, report and errors are those of `pdgemm.linalg.svd`, whose A is A - 1 mu here; mu is (1, n).
         """
@@ -221,7 +221,7 @@ def _elements(C: DistMatrix | None, shape: tuple[int, int], grid: tuple[int, int
 
 
 def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int, copied: int) -> Tiling:
-    """Return the tiling with the fewest panels of which two, per operand in a file, take half the limit at most.
+    """Return the tiling with the fewest panels, two of each operand in a file taking at most half of the limit.
 
     The rest is for products, which may redistribute panels.   copied : bytes of the copy of C to repeat a product from.
     Raises MemoryLimitError.

@@ -149,9 +149,9 @@ def _turned(read: str, op: str, U: DistMatrix, V: DistMatrix) -> tuple[DistMatri
 class _StoredOperand:
     """2^-exponent (X - its mean) for a matrix X in a file, whose products are passes over its panels.  All collective.
 
-    norm : |X|_F, known after the first pass.   range : has the exponent: elements and squares neither overflow nor
-    underflow.   mean : that of the rows, (1, q), or of each row, (p, 1); None: nothing is subtracted.
-    passes : the passes that were begun.   sure : those that will be needed.
+    norm : |X|_F, known after the first pass.   range : the exponent, at which elements and squares neither overflow nor
+    underflow.   mean : the mean of the rows, (1, q), or of each row, (p, 1); None: nothing is subtracted.
+    passes : the passes that were begun.   sure : passes that will be needed in any case.
     """
 
     panels: Panels
@@ -183,14 +183,14 @@ class _StoredOperand:
         return _Adjoint(self)
 
     def times(self, work: Work, Y: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
-        """Compute C := X Y + beta C, and return C, whose rows lie as those of panels if it is None."""
+        """Compute C := X Y + beta C, and return C; None: C is allocated, with rows distributed as those of panels."""
         Z = self._like_rows(Y.shape[1])
         for rows, X in self._in_range():
             work.product(1, X, Y, 0, Z[rows])
         return Z if C is None else work.add(C, 1, Z, beta)
 
     def adjoint_times(self, work: Work, Y: DistMatrix) -> DistMatrix:
-        """Return X^H Y, whose rows lie as the columns of panels."""
+        """Return X^H Y, with rows distributed as the columns of panels."""
         width = Y.shape[1]
         there, block = self._like_rows(width), (-(-width // self.plan.grid[0]), self.plan.across)
         Z = self.zeros((width, self.shape[1]), block)
@@ -202,9 +202,9 @@ class _StoredOperand:
     def first_pass(self, kept: list[DistMatrix]) -> Iterator[tuple[slice, DistMatrix]]:
         """Read X for the first time, and yield panels and their rows; measure the norm, the range and the mean.
 
-        kept : what the caller computes of the panels, which is scaled as the panels are.
-        Where the mean of the rows is wanted, that of the first panel is subtracted here, and the caller finds the
-        difference from that of all rows: see `add_to_mean`.
+        kept : the caller's results from the panels, which are scaled as the panels are.
+        Where the mean of the rows is wanted, the mean of the first panel is subtracted here; the caller computes its
+        difference from the mean of all rows: see `add_to_mean`.
         Raises LinAlgError on all ranks where an element is NaN or infinite.
         """
         product, q, shift = self.work.product, self.shape[1], self.plan.centered
@@ -227,14 +227,14 @@ class _StoredOperand:
             yield rows, X
 
     def add_to_mean(self, difference: DistMatrix) -> None:
-        """Add to the mean of the rows the mean that the rows of X - 1 mean still have, and correct the norm."""
+        """Add the remaining mean of the rows of X - 1 mean to the mean, and correct the norm."""
         assert self.mean is not None
         self.work.add(self.mean, 1, difference.astype(self.dtype))
         share = difference.norm() / (self.norm or 1.0)
         self.norm *= sqrt(max(0.0, 1 - self.shape[0] * share**2))
 
     def bring_near_1(self) -> None:
-        """Scale X so that squares of its norm are in range.   Local, but for the mean."""
+        """Scale X so that squares of its norm are in range.   Local, except for the mean."""
         exponent = frexp(self.norm)[1]
         if abs(exponent) > np.finfo(self.dtype).maxexp // 4:
             self.range.exponent += exponent
@@ -278,7 +278,7 @@ class _StoredOperand:
         return DistMatrix.zeros(shape, grid=self.panel_grid, block=block, dtype=self.dtype)
 
     def _like_rows(self, columns: int) -> DistMatrix:
-        """Return zeros (p, columns), whose rows lie where the rows of panels lie."""
+        """Return zeros (p, columns), with rows distributed as those of panels."""
         return self.zeros((self.shape[0], columns), (self.plan.block, -(-columns // self.plan.grid[1])))
 
 
@@ -348,7 +348,7 @@ def _triangles(file: _StoredOperand) -> DistMatrix:
 
 
 def _with_rows(rows: np.ndarray, used: int, more: np.ndarray) -> int:
-    """Write more rows behind those in use, which become a triangle if space is short; return their number.  Local."""
+    """Append rows to those in use, which are reduced to a triangle if space is short; return their number.  Local."""
     if used + len(more) > len(rows):
         used = _to_triangle(rows, used)
     end = used + len(more)

@@ -1,4 +1,4 @@
-"""The passes over a matrix in a file of which singular values are computed, as a value: panels, and the memory for all.
+"""The passes over a matrix in a file for its singular values, as a value: panels, and the memory that they need.
 
 The matrix is read in panels of whole rows, or of whole columns, from the first one to the last one, once in each pass.
 No MPI, no data.
@@ -16,19 +16,19 @@ from pdgemm.io.streamed.tiling import STAGED, Operand, TileStep
 from pdgemm.schedules.file_reads import FileReads
 from pdgemm.support.text import counted, in_bytes
 
-BLOCKS = 6  # times the columns of a block: fewer singular values than these take no steps (`is_small` of `svd`)
-LEAST = 2  # columns of a block more than k: the fewest
+BLOCKS = 6  # blocks: a matrix with no more singular values than their columns takes no steps (`is_small` of `svd`)
+LEAST = 2  # the least number of columns of a block beyond k
 _ROWS, _SIZE = 64, 1 << 14  # rows and bytes of a panel on a rank; blocks become thinner before panels become lower
 _PANELS = 4  # the fewest panels, so that most of the file is read while panels are multiplied
 _BUFFERED = 32  # rows and columns in the buffers of a product
-_RESERVE = 16  # one part in so many of the memory is left to the buffers of the products
+_RESERVE = 16  # 1 / _RESERVE of the memory is left to the buffers of the products
 
 
 @dataclass(frozen=True)
 class SvdPlan:
     """Passes over a p x q matrix, of which the k largest singular values are computed.
 
-    grid     : of the panels.  Long sides are distributed over all ranks: P x 1 where p >= q, else 1 x P.
+    grid     : the grid of the panels.  Long sides are distributed over all ranks: P x 1 where p >= q, else 1 x P.
     operand  : the bytes of elements in the file and in memory, and the chunks of the file.
     width    : columns of the blocks of Golub-Kahan steps, k + oversample.   triangles : whether there are no steps, and
                the rows of each rank are reduced to a triangle of order q instead, where p >= q.
@@ -69,7 +69,7 @@ class SvdPlan:
             yield TileStep(rows, (0, 0), (0, q), (True, False), True, True)
 
     def passes(self, steps: int) -> int:
-        """The passes over the file with so many Golub-Kahan steps."""
+        """Return the number of passes over the file with this number of Golub-Kahan steps."""
         return 2 if self.triangles else 2 * steps + 3
 
     @property
@@ -83,12 +83,12 @@ class SvdPlan:
 
     @property
     def kept(self) -> int:
-        """The rows on each rank that become a triangle together: all its rows, or twice the order and a panel."""
+        """The rows of the buffer that each rank reduces to a triangle: all its rows, or twice the order and a panel."""
         return min(self.panels, -(-2 * self.columns // self.block) + 1) * self.block
 
     @property
     def stacked(self) -> int:
-        """The rows on each rank that are left of all panels: those of a triangle, or all rows where they fit."""
+        """The rows on each rank after all panels: those of a triangle, or all rows where they fit."""
         return self.kept if self.kept == self.panels * self.block else self.columns
 
     @property
@@ -179,7 +179,7 @@ def fitting_plan(triangles: SvdPlan, steps: SvdPlan, oversample: int | None, mem
 
 
 def _fitting(plan: SvdPlan, widths: list[int], memory: int) -> tuple[SvdPlan | None, int]:
-    """Return the plan with the first of the widths, and then the highest panels, that fits; None: the bytes needed."""
+    """Return the plan with the first width, and then the highest panels, that fits; if none does, the bytes needed."""
     (p, _), (pr, _), unit = plan.shape, plan.grid, plan.operand.unit[0]
     needed = 0
     for rows in sorted({unit, 1}, reverse=True):  # cut chunks only if necessary: each part reads them as a whole

@@ -166,7 +166,7 @@ class Tiling:
         return None if step is None or step.first else step
 
     def _serpentine(self) -> Iterator[tuple[int, int]]:
-        """Yield the rows and columns of the tiles, among the tiles, in the order of the steps."""
+        """Yield the row and the column of each tile, counted in tiles, in the order of the steps."""
         rows, cols, _ = self.numbers
         for i in range(rows):
             for j in range(cols) if i % 2 == 0 else reversed(range(cols)):

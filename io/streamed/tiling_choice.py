@@ -12,7 +12,7 @@ from pdgemm.errors import MemoryLimitError
 from pdgemm.io.streamed.tiling import Tiling
 from pdgemm.support.text import in_bytes
 
-_RESERVE = 16  # one part in so many of the memory is left to the buffers of the products
+_RESERVE = 16  # 1 / _RESERVE of the memory is left to the buffers of the products
 
 
 def fitting(whole: Tiling, memory: int | None, most_flops: float = inf) -> Tiling:

@@ -108,7 +108,8 @@ class Left(NamedTuple):
     """The state of an unfinished product that an earlier job has left.
 
     share  : the share of the product that is done.   done : the number of its steps.
-    counts, units : of the earlier tiling, and of A and B in it.   total : the checksum of the finished tiles, as a sum.
+    counts, units : the counts of the earlier tiling, and the units of A and B in it.
+    total  : the checksum of the finished tiles, as a sum.
     """
 
     saved: generations.Generation
@@ -125,7 +126,7 @@ class Left(NamedTuple):
 
 
 def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
-    """Return what a later job compares with: the product without its folder, and the states of its files.  Local."""
+    """Return the description that later jobs compare: the product without folders, the states of its files.  Local."""
     datasets = {x.what: x.dataset for x in product.inputs} | {"output": (str(place.output), place.name)}
     problem = product.problem | {what: f"{Path(file).name}:/{_path(name)}" for what, (file, name) in datasets.items()}
     inputs = {x.what: sorted(_on_any_device(state) or [] for _, state in x.stored.states) for x in product.inputs}
@@ -144,7 +145,7 @@ def attributes_of(description: dict[str, Any], tiling: Tiling, done: int, total:
 
 
 def look_for_unfinished(place: OutputPlace, product: SavedProduct, now: dict[str, Any]) -> Left | None:
-    """Go on with what an earlier job has left of this product, and return it; None: the product begins.  Collective.
+    """Return the state of this product that an earlier job has left; None: the product begins anew.  Collective.
 
     now : the description of the product.
     Raises ArgumentError if the checkpoint is of another product, or if inputs have changed.
@@ -174,7 +175,7 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct, now: dict[str
 
 
 def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
-    """Return the contents of the checkpoint, and "", or why there is none although there is a file.
+    """Return the contents of the checkpoint and ""; without valid ones None, {} and the reason, "" if there is no file.
 
     Raises FileError if the checkpoint cannot be read now, or is another file.
     """

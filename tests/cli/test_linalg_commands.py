@@ -93,7 +93,7 @@ def test_matrices_from_npy_files(folder: Path) -> None:
         assert np.allclose(read(folder / "npy.h5", of), expected)
     output = ["-o", "npy.h5:/x"]
     for words, message in (
-        (["multiply", "z.npy", "z.npy", "--transa", "C", *output], "the conjugate of a matrix in a file is no view"),
+        (["multiply", "z.npy", "z.npy", "--transa", "C", *output], "a matrix in a file has no conjugate view"),
         (["multiply", "f.npy", "h.npy", "--c", "f.npy", "--beta", "1", *parts, *output], "must be in C order"),
         (["rank", "nothing.npy"], "nothing.npy"),
         (["rank", "a.h5"], "'a.h5' is not of the form FILE:/DATASET or FILE.npy"),
@@ -278,7 +278,7 @@ BAD = {
     "svd a.h5:/few -k 71": "-k 71 is more than the 70 singular values",
     "svd a.h5:/few -k 4 --passes 1": "name --memory, too",
     "svd a.h5:/few --memory 4MiB": "name -k",
-    "svd a.h5:/few -k 4 --memory 4MiB --block 3": "not go with --block",
+    "svd a.h5:/few -k 4 --memory 4MiB --block 3": "cannot be combined with --block",
     "svd a.h5:/few -k 4 --memory 1kiB": "bytes) are needed",
     "gram a.h5:/b -o a.h5:/general": "it is replaced only with --force",
 }

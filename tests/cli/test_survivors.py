@@ -163,7 +163,7 @@ def test_without_fault_tolerance_nothing_changes(tmp_path: Path) -> None:
     done = job(tmp_path, 2, steps(), ft=False)
     assert done.returncode == 0, done.stderr
     assert "RIGHT []" in done.stdout
-    assert done.stderr.count("warning: a rank that is killed takes this job along: the job was not started by") == 1
+    assert done.stderr.count("warning: a rank that is killed ends this job: the job was not started by") == 1
     done = job(tmp_path, 2, steps([(1, "after 1")]), ft=False)
     assert done.returncode not in (0, ENDED)
     assert "signal 9" in done.stderr + done.stdout
@@ -231,7 +231,7 @@ def test_values_changed_by_a_step_are_copied(tmp_path: Path) -> None:
 def test_a_grid_from_before_a_failure_is_named_in_the_error(tmp_path: Path) -> None:
     done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=20, grid=lambda comm: ProcessGrid()"))
     assert done.returncode == 1, done.stderr
-    assert "Does it use MPI.COMM_WORLD, or a grid or a matrix of before a failure?" in done.stderr
+    assert "Does it use MPI.COMM_WORLD, or a grid or a matrix from before a failure?" in done.stderr
 
 
 def test_blocks_one_after_the_other(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ print("AGAIN", [x.lost for x in again.recoveries], state["X"].norm() > 0)
     for times, said in (
         (3, "RAISED ranks of this communicator have failed"),
         (3, "RAISED r.run(...) is called in a block"),
-        (3, "RAISED a block of pdgemm.resilient is in another one"),
+        (3, "RAISED a block of pdgemm.resilient is inside another one"),
         (2, "AGAIN [(2,)] True"),  # as numbered in r.comm
     ):
         assert done.stdout.count(said) == times, (said, done.stdout)

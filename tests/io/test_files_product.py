@@ -322,8 +322,8 @@ def test_bad_arguments_of_multiply_files(comm: Any, grid: Any, shared_tmp_path: 
         ((a, a, c), {"memory": 3_000_000}, LayoutError, r"op\(A\) is \(90, 40\), op\(B\) is \(90, 40\)"),
         ((a, b, c), {"memory": 10}, MemoryLimitError, r"no tile fits .* of memory per rank: .* are needed"),
         ((a, b, c), {"memory": 3_000_000, "seed": 10**40}, ArgumentError, "seed"),
-        ((a, b, c), {"memory": 3_000_000, "block": 8}, ArgumentError, "do not go with block"),
-        ((a, b, c), {"mtbf": 60.0}, ArgumentError, "mtbf is for checkpoint"),
+        ((a, b, c), {"memory": 3_000_000, "block": 8}, ArgumentError, "cannot be combined with block"),
+        ((a, b, c), {"mtbf": 60.0}, ArgumentError, "mtbf needs checkpoint"),
         ((a, b, c), {"transa": "Q"}, ArgumentError, "transa"),
     )
     for datasets, how, error, message in wrong:

@@ -165,7 +165,7 @@ def test_a_storage_that_drops_metadata_of_a_dataset(
     of_one, of_two = ([damaging(x, name) for x in (without_checksum, of_another_shape)] for name in "xa")
     hdf5.save(path, "kept", A)
     hdf5.save(path, "x", A)
-    lost = "h5: what was written is not what the file holds"
+    lost = "h5: the file does not hold the bytes that were written"
     with unchanged(comm, shared_tmp_path):
         for fault in (*dropped, *of_one, damaging(h5py.File.__delitem__, "kept")):
             monkeypatch.setattr(new_dataset, "to_disk", fault)
@@ -199,7 +199,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
             yield faulty if write else transfer
 
     monkeypatch.setattr(module, name, opened)
-    said = "what was written is not what the file holds" if fault == "lost" else "No space left on device"
+    said = "the file does not hold the bytes that were written" if fault == "lost" else "No space left on device"
     refused(comm, FileError, f"a.h5: {said}", hdf5.save, path, "x", A)
     assert only_file(shared_tmp_path, comm) == []
     if fault == "lost":

@@ -192,8 +192,8 @@ def test_virtual_datasets_with_missing_sources_are_refused(
 
 
 def test_impossible_names_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """HDF5 ends a name at a NUL: saving x\0y would replace x.  A file may be called by the byte 80, \udc80."""
-    path, A, said = shared_tmp_path / "a.h5", DistMatrix.random((4, 6), grid=grid), "no name has a NUL or a lone surr"
+    """HDF5 ends a name at a NUL: saving x\\0y would replace x.  A file may be called by the byte 80, \\udc80."""
+    path, A, said = shared_tmp_path / "a.h5", DistMatrix.random((4, 6), grid=grid), "names have no NUL or lone surr"
     hdf5.save(path, "x", A)
     bad = ["a\ud800", "x\0y"]
     for file, dataset in [*((path, x) for x in [*bad, "\udc80"]), *((shared_tmp_path / x, "x") for x in bad)]:

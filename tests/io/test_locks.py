@@ -87,7 +87,7 @@ def test_two_jobs_save_to_one_file_at_once(
         assert errors == [None] * comm.size and names == ["new0", "new1", "old"]
         assert f"a.h5: waiting for process {comm.bcast(os.getpid())} on " in said or comm.rank != second
     else:
-        expected = f"{path}: another program changed it meanwhile, and it was left like that: try again"
+        expected = f"{path}: another program changed it meanwhile, so it was not replaced: try again"
         assert errors == [expected] * second + [None] * (comm.size - second) and names == ["new1", "old"]
         assert "cannot be locked (No locks available)" in said or comm.rank not in (0, second)
     assert only_file(shared_tmp_path, comm) == ["a.h5"]

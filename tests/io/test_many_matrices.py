@@ -176,7 +176,7 @@ def test_a_small_matrix_that_one_rank_does_not_transfer_is_noticed_by_all(
         return wrong if comm.rank == comm.size - 1 and where[2] == write else transfer
 
     hdf5.save_all(path, X)
-    said = r"Input/output error" if fault == "fails" else "is not what the file holds" if write else "is damaged"
+    said = r"Input/output error" if fault == "fails" else "does not hold the bytes" if write else "is damaged"
     with monkeypatch.context() as patch, unchanged(comm, shared_tmp_path):
         patch.setattr(dataset_access, "_transfer", faulty)
         if write:

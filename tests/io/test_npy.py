@@ -99,11 +99,11 @@ def test_bad_files_and_arguments_are_refused(comm: Any, grid: Any, shared_tmp_pa
     cases: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
         ("nothing.npy", FileError, "No such file", {}),
         ("cube.npy", LayoutError, r"is neither a matrix nor a vector: its shape is \(2, 2, 2\)", {}),
-        ("objects.npy", DTypeError, "holds object, which are no numbers", {}),
-        ("fields.npy", DTypeError, "which are no numbers", {}),
+        ("objects.npy", DTypeError, "holds object, which are not numbers", {}),
+        ("fields.npy", DTypeError, "which are not numbers", {}),
         ("version.npy", FileError, "version 9.0 of the .npy format is not known", {}),
         ("negative.npy", FileError, r"damaged: its header says that its shape is \(-1, 4\)", {}),
-        ("dates.npy", DTypeError, "which are no numbers", {}),
+        ("dates.npy", DTypeError, "which are not numbers", {}),
         ("cut.npy", FileError, "is truncated: its elements end at byte 3328, the file at 200", {}),
         ("many.npz", FileError, "many.npz: it is not a .npy file", {}),
         ("text.npy", FileError, "text.npy: it is not a .npy file", {}),
@@ -132,7 +132,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     path = shared_tmp_path / "a.npy"
     A, B = (DistMatrix.random((40, 30), grid=grid, seed=seed) for seed in (1, 2))
     npy.save(path, A)
-    lost = r"a\.npy: what was written is not what the file holds"
+    lost = r"a\.npy: the file does not hold the bytes that were written"
 
     def fails(*arguments: Any) -> None:
         raise FileError("disk full")

@@ -272,7 +272,7 @@ def test_text_lost_by_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "file"
     files.write_file(path, "old")
     monkeypatch.setattr(files, "to_disk", lambda partial: os.truncate(partial, 2))
-    refused(FileError, "what was written is not what the file holds", files.write_file, path, "new")
+    refused(FileError, "the file does not hold the bytes that were written", files.write_file, path, "new")
     assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 

@@ -115,7 +115,7 @@ def test_matrices_that_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tm
         (DTypeError, "cannot hold a, of complex128: convert", {"a": A.astype("complex128")}, {}),
         (LayoutError, r"a is 3 x 4, and cannot have the shape \(5,\)", {"a": A}, {"shapes": {"a": (5,)}}),
         (LayoutError, "cannot have the shape", {"a": A}, {"shapes": {"a": (-3, -4)}}),
-        (ArgumentError, "shapes has 'b', which is no matrix; these are a", {"a": A}, {"shapes": {"b": (12,)}}),
+        (ArgumentError, "shapes has 'b', which is not one of the matrices a", {"a": A}, {"shapes": {"b": (12,)}}),
         (ArgumentError, "no tensor has the name '__metadata__'", {"__metadata__": A}, {}),
         (ArgumentError, "are strings, got 7", {"a": A}, {"metadata": {"step": 7}}),
         (ArgumentError, "are strings, got", {"\ud800": A}, {}),
@@ -125,7 +125,7 @@ def test_matrices_that_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tm
     ):
         refused(comm, error, message, safetensors.save_all, path, matrices, **options)
     refused(comm, ArgumentError, "has no c, b; it has a", safetensors.load_all, path, grid, {"b": {}}, names=["a", "c"])
-    refused(comm, ArgumentError, "names are several, got 'a'", safetensors.load_all, path, grid, names="a")
+    refused(comm, ArgumentError, "names must be a list of names, got 'a'", safetensors.load_all, path, grid, names="a")
     refused(comm, ArgumentError, "load has no rows", safetensors.load_all, path, grid, {"a": {"rows": 3}})
     refused(comm, DTypeError, "cannot become int32", safetensors.load_all, path, grid, {"a": {"dtype": "int32"}})
     assert by_rank_0(comm, path.read_bytes) == old
@@ -165,7 +165,7 @@ def test_damaged_files_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) 
         described(("a", "F99", [1], [0, 4]), data=4),
     ):  # fmt: skip
         by_rank_0(comm, lambda data=data: path.write_bytes(data))
-        with pytest.raises(FileError, match=r"x\.safetensors is no safetensors file, or is damaged: "):
+        with pytest.raises(FileError, match=r"x\.safetensors is not a safetensors file, or is damaged: "):
             safetensors.load_all(path, grid)
     by_rank_0(comm, lambda: path.write_bytes(described(("a", "F4", [2], [0, 1]), data=1)))
     refused(comm, DTypeError, "elements of F4 are not read; types are F64", safetensors.load_all, path, grid)
@@ -204,5 +204,5 @@ def test_bytes_lost_by_storage_are_noticed(
 
         with monkeypatch.context() as patch, unchanged(comm, shared_tmp_path):
             patch.setattr(where, before.__name__, flipped)
-            lost = r"x\.safetensors: what was written is not what the file holds"
+            lost = r"x\.safetensors: the file does not hold the bytes that were written"
             refused(comm, FileError, lost, safetensors.save_all, path, {"a": A * 2})

@@ -214,7 +214,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (LayoutError, "owner is one of .*None", lambda: plan_grouped(X, g, None)),  # type: ignore[arg-type]
             (LayoutError, rf"Y has {m} rows", lambda: routing.to_rows(routing.to_groups(X), twice[0])),
             (DTypeError, "X must be a DistMatrix", lambda: matmul_grouped(np.ones((4, 3)), W, g)),  # type: ignore[arg-type]
-            (DTypeError, "W is a Batch, got ndarray", lambda: matmul_grouped(X, np.ones((2, 3, 2)), g)),  # type: ignore[arg-type]
+            (DTypeError, "W must be a Batch, got ndarray", lambda: matmul_grouped(X, np.ones((2, 3, 2)), g)),  # type: ignore[arg-type]
             (DTypeError, "X has dtype int64", lambda: matmul_grouped(X.astype(int), W, g)),
             (DTypeError, "W has dtype int64", lambda: matmul_grouped(X, integers, g)),
             (DTypeError, "Y has dtype int8", lambda: matmul_grouped(X, W, g, Y.astype("i1"))),

@@ -101,7 +101,7 @@ def test_objects_that_are_not_arrays(comm: Any, grid: Any) -> None:
             with pytest.raises(TypeError, match=message) as caught:
                 take()
             assert "\n" not in str(caught.value)
-    with pytest.raises(ArgumentError, match="array is None: where one rank alone has the array, all .* root="):
+    with pytest.raises(ArgumentError, match="array is None: if only one rank has the array, all .* root="):
         DistMatrix.from_global(None, grid=grid)
     with pytest.raises(TypeError, match="None is not an array, and does not export one"):
         DistMatrix.from_local(None, (4, 4), grid=grid)
@@ -200,7 +200,7 @@ def test_errors_of_pickling_name_the_remedy(comm: Any, grid: Any) -> None:
     C = DistMatrix.empty((6, 6), grid=grid)
     prepared = plan(A, B, C).prepare(A, B, C)
     for given, message in [
-        (A, r"each rank has its part.*cannot be pickled: save it by hdf5.save, or use .local, .to_global\(root\)"),
+        (A, r"distributed over ranks and cannot be pickled: save it by hdf5.save, or use .local, .to_global\(root\)"),
         (grid, r"a ProcessGrid .*cannot be pickled: make it on every rank, ProcessGrid\(comm, shape\)"),
         (batch, r"a Batch .*cannot be pickled: use .items or .to_global\(root\)"),
         (prepared, r"cannot be copied or pickled: .*plan.prepare\(A, B, C\)"),

@@ -227,7 +227,7 @@ def test_a_foreign_file(comm: Any, shared_tmp_path: Path) -> None:
                 import_parameters(path, buckets, **arguments)  # type: ignore[arg-type]
         for damaged in (b"", by_rank_0(comm, path.read_bytes)[:-1], b"\x89HDF" * 9):
             by_rank_0(comm, lambda damaged=damaged: path.write_bytes(damaged))
-            with pytest.raises(FileError, match="is no safetensors file, or is damaged"):
+            with pytest.raises(FileError, match="is not a safetensors file, or is damaged"):
                 import_parameters(path, buckets)
 
 
@@ -262,7 +262,7 @@ def test_what_is_no_export(comm: Any, shared_tmp_path: Path, monkeypatch: pytest
         def loses(transfer: Any, place: Any, start: int, written: np.ndarray) -> None:
             windows.write_range(transfer, place, start, written + (comm.rank == last))
 
-        for wrong, error, message in ((fails, OSError, "is gone"), (loses, FileError, "is not what the file holds")):
+        for wrong, error, message in ((fails, OSError, "is gone"), (loses, FileError, "does not hold the bytes")):
             with monkeypatch.context() as patch:
                 patch.setattr(whole_parameters, "write_range", wrong)
                 with pytest.raises(error, match=message):

@@ -169,7 +169,7 @@ def test_bad_scales_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
         (DTypeError, "scale_dtype", lambda: quantize(A, "int8", scale_dtype="float64")),
         (ArgumentError, "one of tensor, row", lambda: quantize(A, "int8", "rows")),
         (ArgumentError, "larger than|> 0", lambda: quantize(A, "int8", -1.0)),
-        (ArgumentError, "no power of two", lambda: quantize(A, "int8", 0.3, **POWERS)),
+        (ArgumentError, "not a power of two", lambda: quantize(A, "int8", 0.3, **POWERS)),
         (ArgumentError, "int8 has none", lambda: quantize(A, "int8", saturate=False)),
         (ArgumentError, "A has NaN", lambda: quantize(A * np.nan, "int8")),
         (DTypeError, "real or complex", lambda: pdgemm(1, S, S, 0, C, transb="T")),

@@ -99,7 +99,7 @@ CASES: list[tuple[str, Act, str]] = [
     (
         "from_global everywhere",
         lambda x: x.Matrix.from_global(None, grid=x.grid),
-        "array is None: where one rank alone has the array, all ranks name it by root=",
+        "array is None: if only one rank has the array, all ranks must pass root=",
     ),
     ("from_global everywhere", lambda x: x.Matrix.from_local(x.A.local, x.A.shape, grid=x.grid), "from_local"),
     ("random", lambda x: x.random(seed=1), "DistMatrix.random, seed=1"),

@@ -173,7 +173,7 @@ def test_a_plan_is_not_carried_out_on_other_nodes(comm: Any, monkeypatch: pytest
         p = Plan.from_json(plan(*given, algorithm="summa").to_json())
         p.execute(*given)
         if given[0].grid.nodes != other[0].grid.nodes:
-            with pytest.raises(LayoutError, match="on other nodes"):
+            with pytest.raises(LayoutError, match="for other nodes"):
                 p.execute(*other)
 
 
