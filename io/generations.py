@@ -90,7 +90,7 @@ _rejected = set[State | None]()  # states of damaged files
 
 
 def text_of_saved(report: RunReport) -> str:
-    """Return the text of the report of `save_all`.   bytes : of all matrices.   seconds : with checksums and check."""
+    """Return the text of the report of `save_all`.   bytes : of all matrices.   seconds : with all checks."""
     return (
         f"wrote {report.path}, generation {report.generation} ({', '.join(report.names)}: {in_bytes(report.bytes)}) in "
         f"{in_seconds(report.seconds)}, {in_bytes(report.bytes / max(report.seconds, 1e-9))}/s"

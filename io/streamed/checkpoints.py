@@ -40,7 +40,7 @@ PATIENCE = 90.0  # seconds after a signal in which a job may finish a step and s
 
 
 class WrongResult(Exception):
-    """C is wrong: it replaces no dataset, and later jobs do not go on with this product."""
+    """C is wrong: it replaces no dataset, and later jobs do not resume this product."""
 
 
 class When(NamedTuple):
@@ -123,7 +123,7 @@ class Checkpoints:
             hdf5.save_all(self._place.checkpoint, {SUMS: sums}, attrs=attrs)
         except PdgemmError as error:  # a full disk: the last checkpoint still exists, and C may be finished
             if comm.rank == 0:
-                files.say(f"no checkpoint was saved, and the product goes on: {error}")
+                files.say(f"no checkpoint was saved, and the product continues: {error}")
         else:
             self.saves, self._share = self.saves + 1, done / self._tiling.steps_of_all
             files.UNFINISHED.discard(tiles)
@@ -138,7 +138,7 @@ class Checkpoints:
 def checkpoints(
     product: SavedProduct, output: tuple[str, str], layout: Distribution, when: When
 ) -> Iterator[Checkpoints]:
-    """Go on with the product of an earlier job, or begin a product; the block computes and completes C.
+    """Resume the product of an earlier job, or begin a product; the block computes and completes C.
 
     Collective; the block raises on all ranks or on none.  If it raises, the last checkpoint stays, unless C is wrong.
     Raises the errors of `look_for_unfinished`.

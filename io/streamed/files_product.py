@@ -142,7 +142,7 @@ class FilesProduct:
     def _kept(
         self, output: tuple[str, str], layout: Distribution, when: When | None
     ) -> Iterator[tuple[NewDataset, Checkpoints | None]]:
-        """Create the dataset of C, or go on with the dataset of an earlier job."""
+        """Create the dataset of C, or continue with the dataset of an earlier job."""
         if when is None:
             dataset = NewDataset(Path(output[0]), output[1], self.grid, layout, self.stored, ndim=self.ndim)
             with dataset.replacing():

@@ -157,7 +157,7 @@ def fitting_plan(triangles: SvdPlan, steps: SvdPlan, oversample: int | None, mem
     """Return a plan that `memory` bytes per rank hold: with triangles if they fit, else with the widest blocks.
 
     triangles, steps : the plans to complete, with and without triangles.
-    oversample : columns of a block more than k; None: as many as fit, at least 2, and at most so many that products
+    oversample : columns of a block beyond k; None: as many as fit, at least 2, and at most so many that products
         with bases cost no more than products with A.
     Raises MemoryLimitError, which says how many bytes are needed.
     """

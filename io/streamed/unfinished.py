@@ -10,7 +10,7 @@ too long becomes a hash.
     missing     there    was ended before its first checkpoint,    removes the tiles, and begins
                          or between the two steps of its end
     there       missing  has lost its tiles                        begins again
-    there       there    is done in part                           goes on, or refuses, or begins again
+    there       there    is done in part                           resumes, or refuses, or begins again
 
 The next job refuses another product, and inputs that have changed.  It begins again where the tiles do not fit its
 memory, or where the output has changed, whose other datasets are in the file of the tiles.  At its end a job removes
@@ -18,7 +18,7 @@ the checkpoint, and then gives the tiles the name of the output: after a job tha
 begins again, with the old C, and no product is applied twice to C on entry.
 
 A job may trust the files of a killed job for these reasons.  The checkpoint is replaced as a whole, and counts only
-steps whose tiles are on the disk.  Tiles and sums are compared with their checksums before a job goes on with them.
+steps whose tiles are on the disk.  Tiles and sums are compared with their checksums before a job uses them.
 No rank of the killed job still writes to the files, because each rank holds a lock, for which the next job waits.  An
 input is the same if the state of its file is the same, with the system's own time of change.
 """
@@ -203,7 +203,7 @@ def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
 
 # ------------------------------------------------------------------ tiles and ranks of an earlier job
 def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
-    """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : of the earlier job.
+    """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : the earlier job's.
 
     Raises FileError if a file cannot be read now, because such a fault may be temporary.
     """

@@ -1,6 +1,6 @@
 """Pictures of ownership: the blocks of a matrix and the rank of each block, as text and as SVG; HTML for notebooks.
 
-A picture is computed from the layout alone, so any rank can draw it without communication.
+A picture is computed only from the layout, so any rank can draw it without communication.
 """
 
 from __future__ import annotations

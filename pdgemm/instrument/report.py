@@ -1,4 +1,4 @@
-"""Measurements of a product on one rank, beside the predictions of its plan, and their summary over all ranks."""
+"""Measurements of a product on one rank, with the predictions of its plan, and their summary over all ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Report(RunReport):
     checks : the checksums that the argument `protect` requests.
 
     Of a factorisation, a solution, or a function that works in steps:
-    what : the formula that was computed, with shapes.
+    what : the computed formula, with shapes.
     rcond : for a solution, an estimate of 1 / (|A|_1 |A^-1|_1), for the A that was factored, which `solve` may have
         scaled; else None.
     steps : the reports whose sum this report is, if several algorithms ran one after another.

@@ -60,7 +60,7 @@ class RunReport(InNotebook):
 
     Of a redistribution or a reduction: `name`, of the matrix or the reduction, and the layouts `source` and `target`.
 
-    Of a run that computes; the seconds of redistributions are no part of its phases:
+    Of a run that computes; the seconds of redistributions are not part of its phases:
     flops : operations of all ranks together.   compute_seconds, pack_seconds : times of this rank.
     wait_seconds : time of waits.   sync_seconds : the part that waits for ranks of the node, without any transfer.
     hidden_seconds : time with a transfer in flight and no wait; a transfer ends when this rank sees its end.

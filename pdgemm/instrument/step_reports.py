@@ -82,7 +82,7 @@ def total(steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: f
         "seconds": seconds,
         "panels": sum(x.panels for x in algorithms),
         "predicted_seconds": sum(x.predicted_seconds for x in algorithms),
-        "lower_bound_words": 0.0,  # the sum of the bounds of the steps is no bound of the whole function
+        "lower_bound_words": 0.0,  # the sum of the bounds of the steps is not a bound of the whole function
         "moves": sum(moves, ()),
     }
     if "what" not in changes and not hasattr(first, "what"):

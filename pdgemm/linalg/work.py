@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Work:
     """The steps of one function of a matrix, and its products, which can write to an existing matrix C.
 
-    protect : protection of the products by checksums, or None.   memory_limit : of each product, as in `pdgemm`.
+    protect : protection of the products by checksums, or None.   memory_limit : limit of each product, as in `pdgemm`.
     did : records the report of a matrix that a factorisation, solve or redistribution returned; returns the matrix.
     after : returns the report of another algorithm, with the sums of these steps added.
     """
@@ -145,7 +145,7 @@ def largest_part(A: DistMatrix) -> float:
 def near_one(name: str, A: DistMatrix) -> tuple[float, float]:
     """Return powers of four whose product with A has a `largest_part` of about 1, as `to_one`.  Collective.
 
-    name : of A.   Raises LinAlgError on all ranks where an element is NaN or infinite.
+    name : A's name, for the message.   Raises LinAlgError on all ranks where an element is NaN or infinite.
     """
     size = largest_part(A)
     if not np.isfinite(size):

@@ -341,7 +341,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
 def _axis_of(a: Any, axis: Any) -> int:
     with together(a.grid.comm):
         if axis not in (0, 1, -1, -2):
-            raise ArgumentError(f"axis is 0 or 1, got {shown(axis)}")
+            raise ArgumentError(f"axis must be 0 or 1, got {shown(axis)}")
     return int(axis) % 2
 
 

@@ -187,7 +187,7 @@ def _parsed(items: Any) -> tuple[Items, np.ndarray, np.dtype | None]:
     if not isinstance(items, (list, tuple)) and hasattr(items, "ndim"):
         items = devices.adopted(items)
         if items.ndim != 3:
-            raise LayoutError(f"a stack of matrices is (items, rows, columns), got shape {items.shape}")
+            raise LayoutError(f"a stack of matrices must be (items, rows, columns), got shape {items.shape}")
         return items, np.full((len(items), 2), items.shape[1:]), _one_dtype({items.dtype})
     matrices = [devices.adopted(x) for x in items]
     for number, x in enumerate(matrices):

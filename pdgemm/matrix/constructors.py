@@ -236,7 +236,7 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix of the ranks' local arrays, without copying them.  Collective over the grid.
 
-        local : of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on all ranks.
+        local : array of shape `local_shape` for this layout, rows or columns contiguous, the same dtype on all ranks.
                 An array of NumPy's or CuPy's, or of any library that exports its memory by DLPack or
                 `__cuda_array_interface__` (PyTorch, JAX); the matrix is on the device of the array.
         """

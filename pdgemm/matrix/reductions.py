@@ -377,7 +377,7 @@ def _axis(axis: Any) -> int | None:
     if axis is None or sorted(numbers) == [0, 1]:
         return None
     if len(numbers) != 1 or isinstance(axis, tuple):
-        raise ArgumentError(f"axis is None, 0 or 1, got {shown(axis)}")
+        raise ArgumentError(f"axis must be None, 0 or 1, got {shown(axis)}")
     return numbers[0]
 
 

@@ -31,7 +31,7 @@ class KeptState:
 
     values : the values by name.   last : function that returns whether the state is the last one.
     readable : matrices outside of node-shared memory are copied to this memory, if they fit.
-    inherited_words : elements that this rank received when the state came from another grid; else None.
+    inherited_words : elements that this rank received when the state was moved from another grid; else None.
     Raises ArgumentError or GridError on all ranks.
     """
 
@@ -148,7 +148,7 @@ def _in_node_memory(x: DistMatrix, grid: ProcessGrid) -> DistMatrix:
 def _checked(values: Any, grid: ProcessGrid) -> dict[str, Any]:
     """Return a state as a dict.  Raises ArgumentError or GridError where one of its matrices could not be inherited."""
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise ArgumentError(f"a state is a dict of names and values, got {type(values).__name__}")
+        raise ArgumentError(f"a state must be a dict of names and values, got {type(values).__name__}")
     for name, x in values.items():
         if not isinstance(x, DistMatrix) and _has_matrices(x):
             raise ArgumentError(f"each matrix of a state must have its own name, but {name!r} is a {type(x).__name__}")

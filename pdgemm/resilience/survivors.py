@@ -57,7 +57,7 @@ class resilient:
 
     comm     : intracommunicator, by default MPI.COMM_WORLD.  It is duplicated.
     grid     : a function that creates the process grid of a communicator, which has fewer ranks after each failure.
-    patience : seconds from a failure until the surviving ranks have agreed on what to repeat, or end with exit code 3.
+    patience : seconds from a failure until surviving ranks have agreed which step to repeat, or end with exit code 3.
                A rank whose step has not ended after two thirds of this time, because it hangs or computes for so long,
                is ended, and the other ranks continue without it.
 
@@ -98,7 +98,7 @@ class resilient:
         try:
             with together(self.comm) as arguments:
                 if not (isinstance(self._patience, (int, float)) and self._patience > 0):
-                    raise ArgumentError(f"patience is a positive number of seconds, got {self._patience!r}")
+                    raise ArgumentError(f"patience must be a positive number of seconds, got {self._patience!r}")
                 if nested:
                     raise GridError("a block of pdgemm.resilient is inside another one")
                 arguments += ["resilient", f"patience={self._patience}", self.why_not]
@@ -148,7 +148,7 @@ class resilient:
         that it shares with its node, if a rank of the node survives, and each matrix is redistributed once, with the
         same block sizes, the first block at position (0, 0).  If any matrix is lost, `make` creates all matrices again.
 
-        If no rank has failed, an exception on any rank is raised on all ranks.  After an exception of one rank alone,
+        If no rank has failed, an exception on any rank is raised on all ranks.  After an exception on only one rank,
         matrices cannot be used any more.  (With a reason in `r.why_not`, exceptions are raised as without this class.)
         """
         if not self._inside:

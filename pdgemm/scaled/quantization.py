@@ -121,9 +121,9 @@ def _check_types(A: DistMatrix, to: np.dtype, of_scales: np.dtype, saturate: boo
     if A.dtype not in dtypes.FLOATS or A.dtype.kind == "c":
         raise DTypeError(f"A must be real, got {A.dtype}")
     if to not in VALUES:
-        raise DTypeError(f"values of a Scaled are {dtypes.names(VALUES)}, not {to}")
+        raise DTypeError(f"values of a Scaled must be {dtypes.names(VALUES)}, not {to}")
     if of_scales not in (STRIP, POWERS):
-        raise DTypeError(f"scale_dtype is float32 or {POWERS}, not {of_scales}")
+        raise DTypeError(f"scale_dtype must be float32 or {POWERS}, not {of_scales}")
     if to.kind == "i" and not saturate:
         raise ArgumentError("saturate=False is for types with NaN or infinity, and int8 has none")
 
@@ -138,7 +138,7 @@ def _sides(shape: tuple[int, int], scales: Any, block: Any) -> tuple[int, int]:
         return m, n
     name = as_name(scales, "scales", SHARING)
     if name == "block":
-        mb, nb = as_pair(block, "block is one pair (rows, columns), got", LayoutError)
+        mb, nb = as_pair(block, "block must be one pair (rows, columns), got", LayoutError)
         return as_count(mb, "block", 1), as_count(nb, "block", 1)
     return {"tensor": (m, n), "row": (1, n), "column": (m, 1)}[name]
 

@@ -41,7 +41,7 @@ class Scaled:
     block  : (mb, nb).  Without it the shape of `scales` decides: (1, 1) is one scale for the tensor, (m, 1) one for
              each row, (1, n) one for each column.  The last blocks may be smaller.
 
-    Views share the elements: `S.T`, and `S[i0:i1, j0:j1]` that begins at a border of blocks, or lies within one block.
+    Views share the elements: `S.T`, and `S[i0:i1, j0:j1]` that begins at a border of blocks, or is within one block.
     `S @ T` and `pdgemm(alpha, S, T, beta, C)` multiply, also with a DistMatrix as the other operand; without C the
     result is float32, or wider if the other operand is.  `pdgemm.quantize` makes a Scaled of a DistMatrix, and `decode`
     a DistMatrix of a Scaled.
@@ -59,7 +59,7 @@ class Scaled:
             arguments += ["Scaled", values.distribution, values.dtype, scales.distribution, scales.dtype, block]
             for name, x, known in (("values", values, VALUES), ("scales", scales, _SCALES)):
                 if x.dtype not in known:
-                    raise DTypeError(f"{name} of a Scaled are {dtypes.names(known)}, not {x.dtype}")
+                    raise DTypeError(f"{name} of a Scaled must be {dtypes.names(known)}, not {x.dtype}")
                 if x.device != devices.HOST:
                     raise DeviceError(f"{name} of a Scaled are on the host, these are on {x.device}: use to_host")
             scales.layout_in(values.grid)  # raises for a grid over other ranks
@@ -104,7 +104,7 @@ class Scaled:
     H = T  # the values are real
 
     def __getitem__(self, key: Any) -> Scaled:
-        """Return the submatrix S[i0:i1, j0:j1], a view that begins at a border of blocks or lies in one block.  Local.
+        """Return the submatrix S[i0:i1, j0:j1], a view that begins at a border of blocks or is in one block.  Local.
 
         Raises LayoutError elsewhere, with the nearest borders, and KeyIndexError for other keys than slices of step 1.
         """
@@ -264,7 +264,7 @@ def _block(shape: tuple[int, int], scales: tuple[int, int], block: Any) -> tuple
             raise LayoutError(f"scales of shape {scales} for values of shape {shape} need block=(rows, columns)")
         sides = [1 if x == n else n for x, n in zip(scales, shape)]
     else:
-        sides = list(as_pair(block, "block is one pair (rows, columns), got", LayoutError))
+        sides = list(as_pair(block, "block must be one pair (rows, columns), got", LayoutError))
     mb, nb = (as_count(max(1, n) if block is None else n, "block", 1) for n in sides)
     expected = tuple(-(-n // side) for n, side in zip(shape, (mb, nb)))
     if scales != expected:

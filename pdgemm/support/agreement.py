@@ -4,7 +4,7 @@ A warning is issued on all ranks as well (`warn_together`), so that all ranks co
 
 A rank that raises an exception alone leaves the other ranks waiting in their next communication.  So every collective
 function checks its arguments inside a `with together(comm)` block before it communicates; where an exception cannot be
-raised inside such a block, `agree` takes it as an argument.  After this check no rank raises alone.
+raised inside such a block, `agree` takes it as an argument.  After this check all ranks raise, or none.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def described_elements(*arrays: np.ndarray) -> str:
 
 
 def raised_on(error: BaseException) -> int:
-    """Return on how many ranks a check raised this exception; 0 for an exception that this rank raised alone."""
+    """Return on how many ranks a check raised this exception; 0 for an exception that only this rank raised."""
     return int(getattr(error, _MARK, 0))
 
 

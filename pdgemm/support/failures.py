@@ -43,7 +43,7 @@ def why_not() -> str:
 
     vendor = MPI.get_vendor()[0]
     if vendor != "Open MPI":
-        return f"{vendor} cannot go on after a rank fails; Open MPI can, from version 5.0 on: mpirun --with-ft ulfm"
+        return f"{vendor} cannot continue after a rank fails; Open MPI can, from version 5.0 on: mpirun --with-ft ulfm"
     if not survives_ranks():
         return "the job was not started by mpirun --with-ft ulfm"
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:

@@ -70,7 +70,7 @@ def file_error(path: str | Path, error: Exception) -> PdgemmError:
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
     if isinstance(error, FileNotFoundError) and error.filename and str(error.filename) not in str(path):
         path, folder = error.filename, Path(error.filename).parent
-        reason += "" if folder.exists() else f"; there is no folder {folder}: was it moved or removed?"
+        reason += "" if folder.exists() else f"; the folder {folder} does not exist: was it moved or removed?"
     return FileError(f"{path}: {reason}")
 
 

@@ -68,7 +68,7 @@ def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str
     except ArgumentError:
         if not what:
             return None
-        raise ArgumentError(f"{name} is {what}, got {_short(said)!r}") from None
+        raise ArgumentError(f"{name} must be {what}, got {_short(said)!r}") from None
 
 
 def _special(kind: type, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The environment variables that launchers and batch systems set for a process.  Loads no MPI.
 
 mpiexec, srun and similar launchers pass each rank its number before MPI starts.  A variable without a valid number
-counts as not set.  Slurm comes last: mpirun starts its own daemons by srun, one on each node, and the ranks of the
+counts as not set.  Slurm is last: mpirun starts its own daemons by srun, one on each node, and the ranks of the
 daemons inherit the variables that Slurm sets for the daemons.
 """
 

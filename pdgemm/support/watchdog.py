@@ -8,7 +8,7 @@ each of these waits.  When a wait has lasted for PDGEMM_WATCHDOG seconds (60), t
 asks the watchdog threads of the other ranks where their ranks are, and prints one line.
 
 No line is printed while a rank is at work in a function of the package, however long the other ranks wait for this
-rank.  A rank is at work if it computes, reads or writes, or if its own waits come to an end.
+rank.  A rank is at work if it computes, reads or writes, or if its own waits end.
 
 The job is ended (MPI_Abort, exit code 3) where the wait can never end: a rank has left the program, or called the
 function with check=False, or no rank of the job is computing.  A rank may compute in the user's program for any time,

@@ -1,4 +1,4 @@
-"""Tools that run beside products: the command line, scaling studies, profiles, and the measurement of a machine.
+"""Tools around products: the command line, scaling studies, profiles, and the measurement of a machine.
 
-A program that multiplies matrices imports none of these modules, except that of `trace`.
+A program that multiplies matrices imports only one of these modules, that of `trace`.
 """

@@ -153,7 +153,7 @@ def test_outputs_with_similar_names_have_separate_checkpoints(
     ("what", "said"),
     [
         ("tiles", r"out\.h5\.c\.checkpoint-tiles: No such file"),
-        ("folder", r"checkpoint-tiles: No such file .*there is no folder .*/out: was it moved or removed\?"),
+        ("folder", r"checkpoint-tiles: No such file .*the folder .*/out does not exist: was it moved or removed\?"),
     ],
 )
 def test_a_missing_file_is_named(comm: Any, problem: Problem, shared_tmp_path: Path, what: str, said: str) -> None:
@@ -259,7 +259,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_product(
     with ended_after(5):
         problem.run(little=True)
     said = capfd.readouterr().err
-    assert comm.rank or said.count("no checkpoint was saved, and the product goes on: ") == 3
+    assert comm.rank or said.count("no checkpoint was saved, and the product continues: ") == 3
     monkeypatch.setattr(files, "reserve", reserve)
     report, _, _ = problem.run(little=True)
     assert problem.begun[0].saved.token.generation == 2 and report.saves == 0 and problem.is_right()

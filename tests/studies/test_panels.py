@@ -182,7 +182,7 @@ def test_predictions_are_marked_and_go_beyond(tmp_path: Path) -> None:
     (broken,) = (x for x in axes.lines if x.get_label() == "_auto, predicted")
     assert broken.get_linestyle() != "-" and broken.get_marker() == "None"
     assert "predicted" in axes.get_legend_handles_labels()[1]
-    (shaded,) = (x for x in axes.patches if x.get_label() == "beyond what was measured")
+    (shaded,) = (x for x in axes.patches if x.get_label() == "beyond measurements")
     assert 8 < shaded.get_x() < 16 and shaded.get_x() + shaded.get_width() > 64
     _, efficiency = line(drawn(found, "efficiency"), "_auto, predicted")
     assert efficiency == pytest.approx([100 * seconds[0] / (p * x) for p, x in zip(ranks, seconds)])

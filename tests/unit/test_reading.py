@@ -294,7 +294,7 @@ def test_invalid_variables_are_refused() -> None:
     assert variable("N", Count, "a number", {}) is variable("N", Count, "a number", {"N": " "}) is None
     assert variable("N", Count, "a number", {"N": "12"}) == 12
     for bad in ("0", "-1", "two", "1.5", MANY, "\u0663", "1e99", "nan", "\udcff"):
-        with pytest.raises(ArgumentError, match="N is a number, got '.{1,310}$"):
+        with pytest.raises(ArgumentError, match="N must be a number, got '.{1,310}$"):
             variable("N", Count, "a number", {"N": bad})
         assert variable("N", Count, environment={"N": bad}) is None
 

@@ -94,7 +94,7 @@ def _first_zero(A: DistMatrix) -> int:
 
 
 def store_cholesky(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
-    """Return the Cholesky factor of A, in a layout of its own, and INFO; if INFO is 0, store the factor in A."""
+    """Return the Cholesky factor of A, in its own layout, and INFO; if INFO is 0, store the factor in A."""
     factor, info = cholesky_factor(A, lower)
     if not info:
         triangle = Staircase.of("L" if lower else "U", *A.indices())
@@ -162,7 +162,7 @@ def p_getri(n: Extent, A: Square, ipiv: Pivots) -> int:
 
 
 def _eliminated(A: DistMatrix, ipiv: VectorArgument) -> LU:
-    """Return the LU factors of A, in a layout of their own; store the factors in A, and the pivots in ipiv."""
+    """Return the LU factors of A, in their own layout; store the factors in A, and the pivots in ipiv."""
     factors = lu_factor(A)
     redistribute(factors.LU, A)
     ipiv.put(factors.pivots)

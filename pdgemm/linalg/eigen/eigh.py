@@ -75,12 +75,12 @@ def eigh(
     B     : None, or a Hermitian and positive definite DistMatrix (n, n) of A's type; the same triangle is read.
     lower : read the lower triangles, otherwise the upper.
     eigvals_only : return only w, in less time.
-    type  : of the problem with B: 1: A v = w B v, and V^H B V = I;  2: A B v = w v, and V^H B V = I;
+    type  : the problem with B: 1: A v = w B v, and V^H B V = I;  2: A B v = w v, and V^H B V = I;
         3: B A v = w v, and V^H B^-1 V = I.
     subset_by_index : (lo, hi): the eigenvalues lo to hi, counted from 0 in ascending order, and their vectors.
     subset_by_value : (lo, hi): the eigenvalues in the interval (lo, hi], of which either end may be infinite.
     k     : the k largest or smallest eigenvalues, `which`: by block Lanczos or, where 3 (k + 8) >= n, as a subset.
-    tolerance : of the residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
+    tolerance : largest residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
     steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.  By default 300, after
         which the pairs are computed as a subset: where many eigenvalues are close to the k-th, no number of
         steps may suffice.
@@ -180,7 +180,7 @@ class Inertia(NamedTuple):
 def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
     """Return the numbers of negative, zero and positive eigenvalues of a Hermitian A.  Collective over the grid of A.
 
-    A, lower : as for `eigvalsh`, whose cost and errors it has.  An eigenvalue is zero up to n eps |A|_2.
+    A, lower : as for `eigvalsh`.  Cost and errors are those of `eigvalsh`.  An eigenvalue is zero up to n eps |A|_2.
     """
     w = eigvalsh(A, lower=lower)
     least = len(A) * np.finfo(w.dtype).eps * np.abs(w).max(initial=0)
@@ -262,7 +262,7 @@ def _residual(work: Work, H: DistMatrix, w: np.ndarray, V: DistMatrix) -> float:
 def _check_pair(A: DistMatrix, B: DistMatrix | None, kind: int, protect: Protection | None) -> None:
     """Raise where `type` is unknown, or B does not fit A.  Local, inside `together`."""
     if kind not in (1, 2, 3):
-        raise ArgumentError(f"type is 1, 2 or 3, got {shown(kind)}")
+        raise ArgumentError(f"type must be 1, 2 or 3, got {shown(kind)}")
     if B is None:
         return
     check_operand("B", B, square=True)
@@ -290,14 +290,14 @@ def _subset(
             raise ArgumentError(f"k = {k} is more than the {n} eigenvalues of A, which is {shape_of(A)}")
         return Subset("index", *((n - k, n - 1) if which == "largest" else (0, k - 1))), k
     if by_index is not None:
-        lo, hi = as_pair(by_index, "subset_by_index is a pair (lo, hi), got")
+        lo, hi = as_pair(by_index, "subset_by_index must be a pair (lo, hi), got")
         first = as_whole(lo, "the first index of subset_by_index", 0, max(0, n - 1))
         return Subset("index", first, as_whole(hi, "the last index of subset_by_index", first, n - 1)), None
     if by_value is not None:
-        ends = as_pair(by_value, "subset_by_value is a pair (lo, hi), got")
+        ends = as_pair(by_value, "subset_by_value must be a pair (lo, hi), got")
         lo, hi = (x if x in (-np.inf, np.inf) else as_real(x, "an end of subset_by_value") for x in ends)
         if not lo < hi:
-            raise ArgumentError(f"subset_by_value is an interval (lo, hi] with lo < hi, got {shown(by_value)}")
+            raise ArgumentError(f"subset_by_value must be an interval (lo, hi] with lo < hi, got {shown(by_value)}")
         return Subset("value", lo, hi), None
     return Subset(), None
 

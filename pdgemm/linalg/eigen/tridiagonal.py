@@ -27,7 +27,7 @@ Wanted = Callable[[np.ndarray], slice]
 class _Torn(NamedTuple):
     """A tridiagonal matrix torn into leaves, which are solved.
 
-    like   : the matrix whose grid the caller's matrices are on.
+    like   : a matrix of the caller, whose grid all matrices are on.
     empty  : a matrix (n, 0) with the rows, the grid and the type of all matrices of vectors.
     e      : the off-diagonal elements.
     leaf   : the order of all leaves but the last.

@@ -33,7 +33,7 @@ from pdgemm.transport.panels.task import Task
 
 BLOCK, WIDTH = 64, 64  # block size of the working copy; columns of a panel: 32 are as fast within a few percent
 REST = 1024  # order of the last part, which LAPACK reduces faster on one rank than all ranks by two exchanges a column
-BAND = 64  # diagonals beside the main one that a reduction to a band leaves
+BAND = 64  # diagonals below the main one that a reduction to a band leaves
 
 
 @dataclass(frozen=True)

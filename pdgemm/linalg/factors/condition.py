@@ -62,7 +62,7 @@ def inverse_norm(steps: Steps, A: DistMatrix, solve: Solve) -> float:
 
     Three solves with 4 columns each: first A^-1 X, where the columns of X are of equal elements, of alternating and
     growing elements, and of random signs; then A^-H S, where S has the signs, or phases, of A^-1 X; then the columns of
-    A^-1 whose numbers are those of the largest rows of A^-H S.  Every rank holds n x 4 words.
+    A^-1 with the indices of the largest rows of A^-H S.  Every rank holds n x 4 words.
     Higham & Tisseur, SIAM J. Matrix Anal. Appl. 21(4), 2000, algorithm 2.4, of which two iterations nearly always
     suffice; Higham, Accuracy and Stability of Numerical Algorithms, 2002, 15.2.
     """

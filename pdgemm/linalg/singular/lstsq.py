@@ -144,7 +144,7 @@ def _squared_lengths(R: DistMatrix) -> np.ndarray:
 def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int]:
     """Return X, the squared residuals and the rank, as `lstsq` does, as LAPACK's gelsy.  Collective.
 
-    A, B : of one type, A (m, n), B (m, p).   rcond : the rank r is the order of the largest leading triangle of R
+    A, B : A (m, n), B (m, p), of one type.   rcond : the rank r is the order of the largest leading triangle of R
     whose condition is estimated to be at most 1/rcond, where A P = Q R with column pivoting.
 
     The first r rows of R are L^H Z^H, where Z (n, r) has orthonormal columns, and X = P Z L^-H (Q^H B)[:r].

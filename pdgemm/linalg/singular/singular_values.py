@@ -142,7 +142,7 @@ def rank_above(A: DistMatrix, s: np.ndarray, least: float) -> int:
             A.grid.comm,
             f"rounding errors decide the rank of A ({shape_of(A)} on a {A.grid} grid), which is {rank}: "
             f"{counted(unsure, 'singular value')} of A cannot be told from the tolerance, {least / first:.3g} s_1; "
-            "take a tolerance that lies between singular values",
+            "take a tolerance between singular values",
         )
     return rank
 

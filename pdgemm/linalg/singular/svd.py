@@ -36,7 +36,7 @@ from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
 ON_ONE_RANK = 512  # largest order for which LAPACK on one rank is faster than products on a few
-LEAST = 1 / 8  # of the singular values whose vectors A^H A yields, in units of the largest one
+LEAST = 1 / 8  # least singular value whose vectors A^H A yields, in units of the largest one
 ROUNDING = 100  # errors up to this multiple of eps of the type count as rounding errors
 
 
@@ -300,7 +300,7 @@ def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, 
 
     Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again for R_22, if it is large.
     """
-    w, V = eigh(work.did(herk(-1.0, A, uplo="L", trans="C")))  # of -A^H A: the largest singular values come first
+    w, V = eigh(work.did(herk(-1.0, A, uplo="L", trans="C")))  # of -A^H A: the largest singular values are first
     Q, R = householder_qr(work.product(1, A, work.did(V)))
     assert Q is not None
     diagonal, n = work.did(R).diagonal().real, len(R)

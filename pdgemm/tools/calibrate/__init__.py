@@ -165,7 +165,7 @@ def _fresh(comm: MPI.Comm, place: MeasuredPlace) -> float:
 
 
 def _overlap(grid: ProcessGrid, place: MeasuredPlace, link: Link) -> float:
-    """Return the fraction of a shift that is hidden behind a product of the same duration.   link : of shifts.
+    """Return the fraction of a shift that is hidden behind a product of the same duration.   link : the link of shifts.
 
     Between nodes the product is cut into slabs on the host, and the shift into panels that are in flight together.
     """

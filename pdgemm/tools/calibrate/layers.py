@@ -32,7 +32,7 @@ _BETWEEN = 128  # the side of the products between two calls, whose arrays are l
 class SmallModel:
     """A transformer of one layer on a mesh along tp, so small that its step takes the time of its calls.  Collective.
 
-    works : the parts of a step; each may be called alone, and any number of times.
+    works : the parts of a step; each may be called by itself, and any number of times.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -123,7 +123,7 @@ def _normal(*shape: int) -> Initial:
 def layer_seconds(comm: MPI.Intracomm, copy: float) -> dict[str, Any]:
     """Return `Machine.linear`, `calls` and `line_calls`.   Collective.   copy : bytes per second of copies.
 
-    Functions take turns with products, so that their arrays, and the program of calls, come from memory as in a step.
+    Functions take turns with products, so that their arrays, and the program of calls, are not in cache, as in a step.
     """
     with together(comm):
         products = {side: _layer_products(side) for side in _SIDES}

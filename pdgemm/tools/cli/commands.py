@@ -114,6 +114,6 @@ def code_of(error: Exception) -> int:
 
 
 def line_of(error: Exception) -> str:
-    """Return what is wrong in one line."""
+    """Return the text of an error in one line."""
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     return " ".join(message.split())

@@ -109,7 +109,7 @@ def svd_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, A
     G = DistMatrix.random((A.shape[1], few), grid=A.grid, seed=2**63, kind="normal", dtype=A.dtype)
     R, rest = remaining(A, V, U, G)
     Q = qr(rest)[0]
-    if memory is not None and A.source.op == "T" and A.dtype.kind == "c":  # A^H U = conj(A^T conj(U)): A.H is no view
+    if memory is not None and A.source.op == "T" and A.dtype.kind == "c":  # no view A.H: A^H U = conj(A^T conj(U))
         L, rest = remaining(A.T, U.H.T, V.H.T, Q.H.T)
     else:
         L, rest = remaining(A.H, U, V, Q)

@@ -1,6 +1,6 @@
 """`python -m pdgemm script.py`: run a script on all ranks; an error is printed once, and ends all ranks.
 
-A rank that fails cannot leave alone, because the other ranks would wait for it in their next communication: it prints
+A rank that fails cannot just leave, because the other ranks would wait for it in their next communication: it prints
 its error and ends the job.  Where several ranks fail, the lowest of them prints, and the others wait for it meanwhile.
 """
 

@@ -214,7 +214,7 @@ class Section:
 class Results:
     """The results in the files of studies.
 
-    sections, trainings : of products, and of training.
+    sections, trainings : report sections of products, and of training.
     unread   : place and fault of each line, or measurement, that cannot be used.
     notes    : further facts that a reader of the report must know.
     machines : the calibration of each file.

@@ -295,7 +295,7 @@ def rank_axis(axes: Axes, points: Sequence[Measurement], counts: Sequence[int]) 
         axes.plot([], [], color=GREY, marker="o", label="more ranks than cores", **OVERSUBSCRIBED)
     last = max(x.ranks for x in points)
     if counts[-1] > last:
-        shade: Any = {"color": "#f0f0f0", "zorder": 0, "linewidth": 0, "label": "beyond what was measured"}
+        shade: Any = {"color": "#f0f0f0", "zorder": 0, "linewidth": 0, "label": "beyond measurements"}
         axes.axvspan(last * 2**0.25, counts[-1] * 2**0.5, **shade)
 
 

@@ -201,7 +201,7 @@ def _error(curve: Curve, point: Point) -> str:
 
 
 def _title(results: Results) -> str:
-    """Return the title of a report: what was measured, and the kinds of studies."""
+    """Return the title of a report: the measured work, and the kinds of studies."""
     products = ", ".join(TITLES[x.kind].lower() for x in results.sections)
     training = ", ".join(dict.fromkeys(TITLES[x.kind].lower() for x in results.trainings))
     parts = [f"Distributed matrix multiplication: {products}"] * bool(products)

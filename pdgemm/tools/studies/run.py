@@ -101,7 +101,7 @@ def _said_of_training(case: TrainingCase, record: Record) -> str:
     training = record["training"]
     differ = [x["kind"] for x in training["words"] if x["differ"]]
     unknown = [x["kind"] for x in training["words"] if x["formula"] is None]
-    agree = f"there is no formula of the words of {', '.join(unknown)}" if unknown else "words match the formulas"
+    agree = f"no formula is known for the words of {', '.join(unknown)}" if unknown else "words match the formulas"
     parts = [
         f"{case}: {_median(record)} a step, {training['tokens_per_second']:,.0f} tokens/s, by {training['layout']}",
         f"words of {', '.join(differ)} DIFFER from their formulas" if differ else agree,

@@ -319,7 +319,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
 def test_batches_that_cannot_be_made(comm: Any) -> None:
     x = np.zeros((4, 3, 2))
     cases: list[tuple[type[PdgemmError], str, Any, tuple[Any, ...]]] = [
-        (LayoutError, r"stack of matrices is \(items, rows, columns\), got", Batch.from_local, (x[0], comm)),
+        (LayoutError, r"stack of matrices must be \(items, rows, columns\), got", Batch.from_local, (x[0], comm)),
         (LayoutError, r"item 1 is not a matrix, but has shape \(2,\)", Batch.from_global, ([x[0], x[0, 0]], comm)),
         (LayoutError, "pass numpy.ascontiguousarray", Batch.from_local, (np.zeros((3, 8, 8))[:, ::2, ::2], comm)),
         (LayoutError, "pass numpy.ascontiguousarray", Batch.from_local, ([np.zeros((8, 8))[::2, ::2]], comm)),

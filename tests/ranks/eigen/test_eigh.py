@@ -275,7 +275,7 @@ def test_bad_arguments(comm: Any) -> None:
             (ArgumentError, "last index of subset_by_index must be <= 19", {"subset_by_index": (0, 20)}),
             (ArgumentError, "first index of subset_by_index must be >= 0", {"subset_by_index": (-1, 3)}),
             (ArgumentError, "last index of subset_by_index must be >= 5", {"subset_by_index": (5, 4)}),
-            (ArgumentError, "subset_by_index is a pair", {"subset_by_index": 3}),
+            (ArgumentError, "subset_by_index must be a pair", {"subset_by_index": 3}),
             (ArgumentError, r"interval \(lo, hi\] with lo < hi", {"subset_by_value": (1, 1)}),
             (ArgumentError, "an end of subset_by_value must be a real number", {"subset_by_value": (0, np.nan)}),
             (ArgumentError, "type is 1, 2 or 3, got 4", {"type": 4}),

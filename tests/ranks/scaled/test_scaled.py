@@ -154,8 +154,8 @@ def test_bad_scales_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
         last.local[-1, -1] = -1 if comm.rank % 2 else np.nan
     C, plain = DistMatrix.zeros((40, 40), grid=grid, dtype="int32"), DistMatrix.zeros((64, 40), grid=grid)
     cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (DTypeError, "values of a Scaled are", lambda: Scaled(A, ones, (1, 32))),
-        (DTypeError, "scales of a Scaled are", lambda: Scaled(V, V[:, :2], (1, 32))),
+        (DTypeError, "values of a Scaled must be", lambda: Scaled(A, ones, (1, 32))),
+        (DTypeError, "scales of a Scaled must be", lambda: Scaled(V, V[:, :2], (1, 32))),
         (LayoutError, r"have \(40, 4\) scales, not \(40, 2\)", lambda: Scaled(V, ones, (1, 16))),
         (LayoutError, "need block", lambda: Scaled(V, ones)),
         (LayoutError, "one pair", lambda: Scaled(V, ones, 32)),  # type: ignore[arg-type]

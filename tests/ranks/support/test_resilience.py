@@ -160,8 +160,8 @@ def test_valid_states(comm: Any) -> None:
     with pdgemm.resilient(comm) as r, ProcessGrid(comm.Dup()) as other:
         A = DistMatrix.zeros((5, 5), grid=r.grid)
         for bad, error, text in [
-            ([A], ArgumentError, "a state is a dict of names and values, got list"),
-            ({1: A}, ArgumentError, "a state is a dict"),
+            ([A], ArgumentError, "a state must be a dict of names and values, got list"),
+            ({1: A}, ArgumentError, "a state must be a dict"),
             ({"A": [A]}, ArgumentError, "'A' is a list"),
             ({"A": {"x": A}}, ArgumentError, "'A' is a dict"),
             ({"A": DistMatrix.zeros((5, 5), grid=other)}, GridError, "'A' is on .* of another communicator"),
@@ -177,7 +177,7 @@ def test_valid_states(comm: Any) -> None:
 def test_bad_arguments(comm: Any) -> None:
     for bad in (0, -1, float("nan"), "60"):
         r = pdgemm.resilient(comm, patience=bad)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="patience is a positive number of seconds"), r:
+        with pytest.raises(ArgumentError, match="patience must be a positive number of seconds"), r:
             pass
     with pytest.raises(GridError, match="intracommunicator"):
         pdgemm.resilient(3)  # type: ignore[arg-type]

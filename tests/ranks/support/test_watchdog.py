@@ -210,5 +210,5 @@ def test_switched_off_and_after_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["-1", "nan", "inf", "soon", "9" * 5000])
 def test_seconds(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("PDGEMM_WATCHDOG", given)
-    with pytest.raises(ArgumentError, match="PDGEMM_WATCHDOG is a number of seconds"):
+    with pytest.raises(ArgumentError, match="PDGEMM_WATCHDOG must be a number of seconds"):
         watchdog.seconds()
