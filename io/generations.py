@@ -32,7 +32,7 @@ from pdgemm.support.text import in_bytes, in_seconds
 
 _PREFIX = "pdgemm_"  # prefix of the attributes that pdgemm adds to those of the caller
 _JOB, _NAME, _GENERATION = f"{_PREFIX}job", f"{_PREFIX}process", f"{_PREFIX}generation"
-_CHECKSUM = f"{_PREFIX}checksum"  # of one matrix
+_CHECKSUM = f"{_PREFIX}checksum"  # the checksum of one matrix
 _CONTENTS = f"{_PREFIX}contents"  # the hash of all other attributes, and of the properties of the matrices
 _MOST = 60_000  # bytes of the largest attribute; the limit of HDF5 is 64 KiB
 _FIRST = 1 << 20  # bytes at the beginning of a file, which contain the names of these attributes
@@ -85,7 +85,7 @@ class Generation(NamedTuple):
 
 
 _myself = uuid.uuid4().hex
-_last: dict[str, Token] = {}  # by file: the generation that this job last read or wrote
+_last: dict[str, Token] = {}  # the generation that this job last read or wrote, by file
 _rejected = set[State | None]()  # states of damaged files
 
 

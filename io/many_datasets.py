@@ -106,7 +106,7 @@ class ManyDatasets:
 
 
 class NewDatasets(ManyDatasets):
-    """Datasets in a file that still has a temporary name.   matrices, checksums : by the names of the datasets."""
+    """Datasets in a file that still has a temporary name.   matrices, checksums : both by dataset name."""
 
     def __init__(
         self, partial: Path, path: Path, matrices: Mapping[str, DistMatrix], checksums: list[str], comm: MPI.Intracomm

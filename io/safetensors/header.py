@@ -112,7 +112,7 @@ def check_state(path: Path, header: Header) -> None:
 
 
 class NewFile(NamedTuple):
-    """A file that will be written.   text : its header, length included.   tensors : with their places."""
+    """A file that will be written.   text : its header, length included.   tensors : its tensors, with offsets."""
 
     text: bytes
     tensors: dict[str, Tensor]

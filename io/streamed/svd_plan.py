@@ -124,7 +124,7 @@ class SvdPlan:
         return FileReads(self.grid[0] * self.grid[1], what, passes * self.pass_bytes, self.most_bytes)
 
     def as_dict(self, memory: int, passes: int | None = None) -> dict[str, Any]:
-        """Return the plan as a dictionary of numbers.   passes : known after the steps, or because there are none."""
+        """Return the plan as a dictionary of numbers.   passes : None if the number of steps is not known yet."""
         passes = 2 if self.triangles else passes
         return {
             "memory": memory,

@@ -73,7 +73,7 @@ class RunReport(InNotebook):
     Of a load or save, where bytes are the total of all ranks:
     action, path, name, method : "read" or "wrote"; the file; its dataset, empty if it has only one matrix; how.
     shape : shape of the matrix in the file: one number for a vector.   part : the rows and columns read, or None.
-    checksum : recorded with the dataset, or None.   generation, names : of `save_all`: generation, names of matrices.
+    checksum : recorded with the dataset, or None.   generation, names : of `save_all`, with the names of matrices.
 
     Of A = Q R of a tall matrix, and of functions that use it:
     method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".

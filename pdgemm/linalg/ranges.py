@@ -150,7 +150,7 @@ class RightSide(Measured):
 def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]:
     """Return a decorator: the function gets operands that are in range, and `back` scales its results.
 
-    operands : by the names of the function's parameters.
+    operands : the operands by the function's parameter names.
     back : takes the result and, for each operand, the even number e, or the Scale, for which the function got 2^-e
         times the operand; returns the result that belongs to the operands themselves.
 

@@ -43,7 +43,7 @@ def type_of(x: Any) -> Any:
 
 
 def as_number(x: Any) -> Any:
-    """Return the number in an array without dimensions, which CuPy does not take; a number is returned unchanged."""
+    """Return the number in a 0-D array, which CuPy rejects as an operand; a number is returned unchanged."""
     return x[()] if isinstance(x, np.ndarray) else x
 
 

@@ -236,7 +236,7 @@ class Reductions(MatrixBase):
         return whole
 
     def _reduced(self, reduction: Fold | Callable[[], Fold], axis: Any, keepdims: bool) -> Any:
-        """Return a reduction, or the reduction that a function returns, whose errors are raised on all ranks."""
+        """Reduce as the Fold says, or as a function that returns a Fold, whose errors are raised on all ranks."""
         grid, layout, start = self.grid, self.distribution, perf_counter()
         with together(grid.comm) as arguments:
             fold = reduction() if callable(reduction) else reduction

@@ -228,4 +228,4 @@ def _finalize_without_fence() -> None:
         ctypes.c_bool.in_dll(ctypes.CDLL(MPI.__file__), "ompi_async_mpi_finalize").value = True
 
 
-detector = FailureDetector()  # of this process; its thread starts when `guard` is called
+detector = FailureDetector()  # the detector of this process; its thread starts when `guard` is called

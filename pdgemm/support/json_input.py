@@ -18,8 +18,8 @@ from pdgemm.local.arrays import dtypes
 
 Kind = TypeVar("Kind")
 LARGEST = 1 << 62  # the largest whole number: 64 bits hold such numbers and their sums
-Count = Annotated[int, Meta(ge=1, le=1 << 31)]  # of ranks, threads, cores
-Size = Annotated[int, Meta(ge=0, le=LARGEST)]  # of elements, bytes
+Count = Annotated[int, Meta(ge=1, le=1 << 31)]  # number of ranks, threads, cores
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]  # number of elements, bytes
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Figure = Annotated[float, Meta(ge=0, le=1e30)]  # words, flops, shares
 Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]  # its inverse is a Figure, too

@@ -149,7 +149,7 @@ class Table:
     """A table for people, whose cells are formatted already.
 
     columns : the names of the columns; a table whose names are all "" has no heading.
-    rows    : for each row a cell of each column.
+    rows    : rows of cells, one cell for each column.
     words   : the columns of words, which are aligned at the left; columns of numbers are aligned at the right.
     """
 

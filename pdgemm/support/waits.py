@@ -99,7 +99,7 @@ class RankWaits:
 
     def __init__(self) -> None:
         self.wait: Wait | None = None
-        self.counters = defaultdict[int, CheckCounter](CheckCounter)  # by the handles of communicators
+        self.counters = defaultdict[int, CheckCounter](CheckCounter)  # counters by communicator handle
         self.last_check: CheckCounter | None = None
 
     def count_check(self, comm: MPI.Comm, check: bool) -> None:

@@ -93,7 +93,7 @@ def answer_questions(comm: MPI.Intracomm) -> None:
     """
     from mpi4py import MPI
 
-    counter = this_rank.counters[comm.handle] = CheckCounter()  # in place of that of a communicator that was freed
+    counter = this_rank.counters[comm.handle] = CheckCounter()  # replaces that of a freed communicator
     if comm.size > 1:
         answers = of_process.started and MPI.Query_thread() == MPI.THREAD_MULTIPLE
         answering, *processes = zip(*comm.allgather((answers, namespace(), os.getpid())))

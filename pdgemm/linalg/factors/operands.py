@@ -37,7 +37,7 @@ from pdgemm.support.agreement import described_elements, together
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OPERANDS = ("A", "B", "L")
-# functions of which NumPy's results of integers are integers, or that take integers as they are
+# functions whose NumPy results for integers are integers, or that take integers without conversion
 _OF_INTEGERS = ("kron", "matrix_power", "matvec", "norm", "outer")
 
 

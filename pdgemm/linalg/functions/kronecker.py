@@ -112,7 +112,7 @@ def kron(A: Any, B: Any) -> DistMatrix:
 
 
 def _multiply(x: Array, y: Array, product: Array) -> None:
-    """Set `product` to the Kronecker product of x and y, in the same memory; a device works in slabs.  Local."""
+    """Set `product` to the Kronecker product of x and y, all in one memory; a device works in slabs.  Local."""
     if product.strides[0] < product.strides[1]:
         x, y, product = x.T, y.T, product.T
     parts = product.reshape(len(x), len(y), x.shape[1], y.shape[1])

@@ -1,4 +1,4 @@
-"""The seconds of a model's functions: NumPy computes exponentials and moments more slowly than memory is read."""
+"""The seconds of a model's functions: NumPy computes exponentials and moments more slowly than it reads memory."""
 
 from __future__ import annotations
 

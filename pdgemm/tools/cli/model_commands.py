@@ -22,7 +22,7 @@ from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank
 from pdgemm.tools.cli.options import MEMORY, WORDS
 
-_TOKENS = 1 << 20  # of a step, where no --batch is named
+_TOKENS = 1 << 20  # tokens of a step, if --batch is not given
 
 _shape = options.stacked_options(
     click.option("--preset", help="A model by name, whose sizes other options change: gpt3-175b, llama3-8b, ..."),

@@ -140,7 +140,7 @@ SECONDS = _Form("time", partial(_quantity, units=_SECONDS), "10min, 90s, 2h or 3
 NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")
 
 MOST = 1 << 31
-COUNT = click.IntRange(1, MOST)  # of ranks, layers, inner indices, repetitions
+COUNT = click.IntRange(1, MOST)  # number of ranks, layers, inner indices, repetitions
 DTYPES = tuple(x.name for x in dtypes.OPERANDS if x in dtypes.STORED)
 OPERANDS = tuple(x.name for x in dtypes.OPERANDS)
 BLAS_DTYPES = tuple(x.name for x in dtypes.BLAS)
@@ -180,7 +180,7 @@ def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
 
 
 def picture(help: str) -> Callable[[Any], Any]:
-    """Return the option --plot of a command.   help : what the picture shows."""
+    """Return the option --plot of a command.   help : the contents of the picture."""
     return click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help=help)
 
 

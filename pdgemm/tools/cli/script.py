@@ -81,7 +81,7 @@ def _leave(code: Any) -> None:
 
 
 def _fail(code: int, text: str, what: str, raised_on: int = 0) -> NoReturn:
-    """Print the error of this rank, and end all ranks.   raised_on : on how many ranks a check raised it."""
+    """Print the error of this rank, and end all ranks.   raised_on : number of ranks on which a check raised it."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi and (not mpi.Is_initialized() or mpi.Is_finalized()):
         mpi = None

@@ -21,10 +21,10 @@ from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
 from pdgemm.support.text import counted
 
-PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # of a product, on the host or in a stream
+PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # phases of a product, on the host or in a stream
 # outside products: files, redistributions, batches of small products, epilogues after a product's last sum, checks
 OUTSIDE = ("read", "write", "moved", "batch", "epilogue", "verify")
-TRAINING = (*PASSES, "reduce", "optimizer")  # of a step of training
+TRAINING = (*PASSES, "reduce", "optimizer")  # phases of a step of training
 LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
 LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
 ROUNDING = 20.0  # microseconds by which a transfer may seem to end after the wait for it
@@ -85,7 +85,7 @@ class _Span(Struct):
 
 
 class Spent(NamedTuple):
-    """A piece of work of a rank, in seconds of the timeline.   name : that of its span, or "transfer"."""
+    """A piece of work of a rank, in seconds of the timeline.   name : its span's name, or "transfer"."""
 
     name: str
     start: float

@@ -71,7 +71,7 @@ def _ranks(profile: Profile) -> Iterator[Table]:
 def _of_ranks(
     what: str, names: list[str], seconds: np.ndarray, shown: list[int], note: str, overlaps: dict[int | str, str]
 ) -> Table:
-    """Return a table of seconds in one unit.   shown : the ranks that have a line.   overlaps : by line."""
+    """Return a table of seconds in one unit.   shown : ranks that have a line.   overlaps : overlap of each line."""
     scale, unit = next(x for x in _UNITS if seconds.max(initial=0) * x[0] >= 1 or x is _UNITS[-1])
     lines: list[tuple[int | str, np.ndarray]] = [(x, seconds[x]) for x in shown]
     lines += [("least", seconds.min(0)), ("mean", seconds.mean(0)), ("most", seconds.max(0))]

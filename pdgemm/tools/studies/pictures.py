@@ -118,7 +118,7 @@ def _words(words: np.ndarray, title: str) -> Figure:
 def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words: np.ndarray | None = None) -> None:
     """Draw the timeline of each rank; in HTML with tables and figures of the profile, which must have its spans.
 
-    said : the text that the command has printed.   words : from each rank (a row) to each other; both for the page.
+    said : the text that the command has printed.   words : the matrix of `draw_words`; both for the page.
     """
     with figures.drawing():
         timeline = _figure(figures.WIDTH, min(12.0, 1.6 + 0.4 * len(profile.ranks)))

@@ -59,7 +59,7 @@ KEY = (
 class ReportSection(NamedTuple):
     """A section of a report.
 
-    groups : the panels of each figure.   tables : by their headings; the first one is at the top of the page.
+    groups : the panels of each figure.   tables : tables by their headings; the first one is at the top of the page.
     """
 
     title: str

@@ -209,7 +209,7 @@ class Setting(Struct):
 class Measurement(Struct, kw_only=True):
     """A measured case: the part of its record that the figures need.
 
-    case     : what was measured.   record : the record as it was read.   source : the file of the record.
+    case     : the measured case.   record : the record as it was read.   source : the file of the record.
     interval : the 95% confidence interval of the median; None for few repetitions.
     """
 
