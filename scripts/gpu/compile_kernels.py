@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles all kernels of pdgemm for several generations of GPUs, by NVRTC; no GPU is needed.
+"""Compile all kernels of pdgemm for several generations of GPUs, by NVRTC; no GPU is needed.
 
     python scripts/gpu/compile_kernels.py [--arch 80 --arch 90 --arch 100]
 
@@ -26,7 +26,7 @@ NUMBERS = {"int64": "long long", "uint64": "unsigned long long"}
 
 
 class Written:
-    """What CuPy's ElementwiseKernel is made of."""
+    """The arguments of CuPy's ElementwiseKernel, which this class replaces."""
 
     def __init__(
         self, in_params: str, out_params: str, operation: str, name: str, options: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Written:
         self.operation, self.name = operation, name
 
     def source(self, **letters: np.dtype) -> str:
-        """Return CUDA C++ of the kernel for arrays of these types, with arrays as CuPy passes them."""
+        """Return the CUDA C++ source of the kernel for these types, with arrays as CuPy passes them."""
         heads, locals_ = [], []
         for kind, name in self.params:
             raw, letter = kind.startswith("raw "), kind.removeprefix("raw ")
@@ -84,13 +84,13 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def wheels() -> list[str]:
-    """Return the folders of CUDA's wheels, which have its headers."""
+    """Return the folders of CUDA's wheels, which contain its headers."""
     spec = find_spec("nvidia.cu13")
     return [*spec.submodule_search_locations] if spec and spec.submodule_search_locations else []
 
 
 def compiled(source: str, arch: int, options: tuple[str, ...]) -> str:
-    """Compile one kernel, and return what the compiler says where it fails."""
+    """Compile one kernel, and return the compiler's error messages; "" if it compiles."""
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, (*options, f"-arch=sm_{arch}"))
@@ -104,7 +104,7 @@ def compiled(source: str, arch: int, options: tuple[str, ...]) -> str:
 @click.command()
 @click.option("--arch", "archs", multiple=True, type=int, default=(80, 90, 100), show_default=True)
 def main(archs: tuple[int, ...]) -> None:
-    """Compile all kernels for each compute capability, and say how many there were."""
+    """Compile all kernels for each compute capability, and print how many compile."""
     vars(cupy)["ElementwiseKernel"] = Written
     folders = [f"{cupy.__path__[0]}/_core/include"]
     folders += [f"{root}/{part}" for root in wheels() for part in ("include", "include/cccl")]

@@ -5,8 +5,8 @@
     scripts/gpu/gpu_first.sh --out first-hour --steps ratio-1,copies-1 --again
     scripts/gpu/gpu_first.sh --commands                             the commands for a machine that is lent for minutes
 
-Each step writes NAME.txt, what its commands printed, and NAME.json, its verdict with what was expected and measured.
-After each of them report.md and report.json are written anew, so nothing is lost when the time is over.
+Each step writes NAME.txt, the output of its commands, and NAME.json, its verdict with expected and measured values.
+report.md and report.json are written again after each step, so nothing is lost when the time is over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 
 @dataclass(frozen=True)
 class Step:
-    """A command on some ranks.   before : what it is started by, where this machine has it; minutes : at most."""
+    """A command on some ranks.   before : the tool that starts it, e.g. a sanitizer; minutes : the time limit."""
 
     name: str
     what: str
@@ -74,35 +74,35 @@ STEPS = (
     tests(1),
     measure("reach", "CUDA IPC between ranks that share a GPU", 2, 2),
     tests(2),
-    measure("ratio", "products beside plain cuBLAS, in five types"),
+    measure("ratio", "products compared with plain cuBLAS, in five types"),
     tests(4),
-    measure("ratio", "ranks that share a GPU, beside plain cuBLAS", 4),
+    measure("ratio", "ranks that share a GPU, compared with plain cuBLAS", 4),
     measure("copies", "bandwidth of copies in all memory orders", minutes=4),
     measure("edges", "infinities, NaN, 16-bit sums at the edge", minutes=4),
     measure("correct", "every type and algorithm", minutes=6),
     measure("correct", "every type, algorithm and mover", 4),
-    measure("ratio", "ranks that share a GPU, beside plain cuBLAS", 2),
+    measure("ratio", "ranks that share a GPU, compared with plain cuBLAS", 2),
     measure("transfers", "seconds of transfers, by mover", 2, 4),
     measure("nccl", "NCCL with a communicator of one rank", minutes=2),
     measure("many", "a thousand small products: calls and leaks", minutes=4),
     measure("many", "a thousand small products: calls and leaks", 2, 6),
-    measure("algorithms", "SUMMA, Cannon and 2.5D by each mover, beside plain cuBLAS", 4),
+    measure("algorithms", "SUMMA, Cannon and 2.5D by each mover, compared with plain cuBLAS", 4),
     measure("large", "arrays above 2^31 elements"),
     measure("large", "matrices above 2^31 elements, in parts", 4),
     measure("traced", "timeline and overlap", 2, 4),
     measure("bandwidth", "copies from and to the host, elements computed and reduced", minutes=2),
-    measure("aligned", "products of rows that are aligned, and are not", minutes=2),
-    measure("integers", "products of int8 beside cuBLAS's call", minutes=2),
-    measure("factors", "Cholesky, LU and QR beside CuPy's", minutes=4),
+    measure("aligned", "products of arrays with aligned and with unaligned rows", minutes=2),
+    measure("integers", "products of int8 compared with cuBLAS's call", minutes=2),
+    measure("factors", "Cholesky, LU and QR compared with CuPy's", minutes=4),
     measure("factors", "Cholesky, LU and QR of ranks that share a GPU", 4, 6),
-    measure("calibrated", "the machine of the model, and its predictions", minutes=6),
-    measure("calibrated", "the machine of ranks that share a GPU", 2, 6),
+    measure("calibrated", "calibration of the time model, and its predictions", minutes=6),
+    measure("calibrated", "calibration with ranks that share a GPU", 2, 6),
     Step("sanitizer", "addresses, by compute-sanitizer", 1, (MEASURES, "edges", "--small", "--no-pool"), 8,
          (SANITIZER, "--tool", "memcheck", "--error-exitcode", "9")),
 )  # fmt: skip
 
 
-# what belongs into one call where a machine is lent for minutes, and seconds that it took on an H200; 0: not timed yet
+# the steps of one call, for a machine that is lent for minutes, and their seconds on an H200 (0: not timed yet)
 CALLS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("environment", "reach-2", "tests-1", "edges-1", "nccl-1"), 120),
     (("tests-2", "tests-4", "correct-4"), 210),
@@ -114,7 +114,7 @@ CALLS: tuple[tuple[tuple[str, ...], int], ...] = (
 
 
 def commands() -> str:
-    """Return the commands that prepare and run all steps on a machine that is lent for minutes and keeps nothing."""
+    """Return the commands that run all steps on a machine that is lent for minutes and loses its files after a call."""
     packages = "mpi4py msgspec pytest-mpi"
     platforms = " ".join(f"--platform {x}" for x in ("manylinux_2_28_x86_64", "manylinux2014_x86_64"))
     lines = ["# on a machine with a network; name the Python version of the machine with the GPU"]
@@ -122,7 +122,7 @@ def commands() -> str:
         f"python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 {platforms} -d wheels {packages}"
     ]
     lines += [
-        "# on the machine with the GPU, one call after the other; unpack first-hour.tgz before each call but the first"
+        "# on the machine with the GPU, one call after the other; from the second call on, unpack first-hour.tgz before"
     ]
     options = "--wheels wheels --openmpi openmpi.tar.gz --out first-hour --archive first-hour.tgz"
     for steps, seconds in CALLS:
@@ -143,7 +143,7 @@ def pack(archive: Path, out: Path) -> None:
 
 
 def run(step: Step, out: Path, rehearse: bool, seconds: float) -> dict[str, Any]:
-    """Run a step within its time, and return its verdict."""
+    """Run a step within its time limit, and return its verdict."""
     verdict: dict[str, Any] = {"step": step.name, "what": step.what, "ranks": step.ranks, "findings": []}
     argv = step.argv(rehearse)
     if step.before and not shutil.which(step.before[0]):
@@ -161,14 +161,14 @@ def run(step: Step, out: Path, rehearse: bool, seconds: float) -> dict[str, Any]
     verdict["seconds"] = round(monotonic() - start, 1)
     lines = text.read_text(errors="replace").splitlines()
     if status is None:
-        return verdict | {"verdict": FAILED, "why": f"not over after {seconds:.0f} seconds: {last_words(lines)}"}
+        return verdict | {"verdict": FAILED, "why": f"not finished after {seconds:.0f} seconds: {last_words(lines)}"}
     if step.tests:
         return verdict | judged_tests(status, lines)
     return verdict | judged(status, lines)
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    """End mpiexec and its ranks, those too that are stuck in a driver."""
+    """End mpiexec and its ranks, also ranks that are stuck in a driver."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, how)
@@ -180,7 +180,7 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 def judged(status: int, lines: Sequence[str]) -> dict[str, Any]:
-    """By the findings in the last line that is a list."""
+    """Return the verdict of a measurement, from the findings in the last line of output that is a JSON list."""
     found: list[dict[str, Any]] = []
     for line in reversed(lines):
         if line.startswith("[{"):
@@ -195,7 +195,7 @@ def judged(status: int, lines: Sequence[str]) -> dict[str, Any]:
 
 
 def judged_tests(status: int, lines: Sequence[str]) -> dict[str, Any]:
-    """By pytest's last line.  What is skipped has not passed: a step whose tests are all skipped has not run."""
+    """Return the verdict of tests, from pytest's last line.  If all tests are skipped, the step counts as not run."""
     counts: dict[str, int] = {}
     for line in lines:
         found = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", line)
@@ -211,7 +211,7 @@ def judged_tests(status: int, lines: Sequence[str]) -> dict[str, Any]:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The last line that names an error, or else the last one."""
+    """Return the last line that names an error, or else the last line."""
     told = [x.strip() for x in lines if x.strip()]
     errors = [x for x in told if re.search(r"(Error|Exception|SKIPPED|FAILED)\b", x)]
     return (errors or told or ["nothing was printed"])[-1][:300]
@@ -222,7 +222,7 @@ def report(out: Path, verdicts: Sequence[dict[str, Any]], rehearse: bool) -> Non
     facts = {"date": f"{datetime.now():%Y-%m-%d}", "rehearsal": rehearse, "steps": [*verdicts]}
     save(out / "report.json", json.dumps(facts, indent=1) + "\n")
     title = "A rehearsal of the first hour, without a GPU" if rehearse else "The first hour on a GPU"
-    page = [f"# {title}", "", f"{facts['date']}. What each step printed is in the file of its name.", ""]
+    page = [f"# {title}", "", f"{facts['date']}. The output of each step is in the file STEP.txt.", ""]
     page += ["| step | what | ranks | verdict | seconds | |", "|---|---|---|---|---|---|"]
     for x in verdicts:
         page.append(row(x["step"], x["what"], x["ranks"], x["verdict"], x["seconds"], x.get("why", "")))
@@ -239,7 +239,7 @@ def row(*cells: object) -> str:
 
 
 def save(path: Path, text: str) -> None:
-    """Replace a file at once: an hour may be over at any time."""
+    """Replace a file atomically: the machine may be taken away at any time."""
     new = path.with_suffix(path.suffix + ".new")
     new.write_text(text)
     new.replace(path)
@@ -247,12 +247,12 @@ def save(path: Path, text: str) -> None:
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default="first-hour", show_default=True)
-@click.option("--steps", "names", default="", help="Only these, separated by commas; see --list.")
-@click.option("--again", is_flag=True, help="Also those that have passed.")
-@click.option("--minutes", default=60.0, show_default=True, help="Begin no step after so many.")
-@click.option("--rehearse", is_flag=True, help="On a simulated CuPy, at tiny sizes, and judge no speed.")
-@click.option("--archive", type=click.Path(path_type=Path, dir_okay=False), help="One file with all results.")
-@click.option("--list", "is_list", is_flag=True, help="Name the steps.")
+@click.option("--steps", "names", default="", help="Run only these steps, separated by commas; see --list.")
+@click.option("--again", is_flag=True, help="Also run steps that have passed before.")
+@click.option("--minutes", default=60.0, show_default=True, help="Start no step after this many minutes.")
+@click.option("--rehearse", is_flag=True, help="Use a simulated CuPy and tiny sizes; speeds are not judged.")
+@click.option("--archive", type=click.Path(path_type=Path, dir_okay=False), help="Pack all results into this file.")
+@click.option("--list", "is_list", is_flag=True, help="List the steps.")
 @click.option("--commands", "is_commands", is_flag=True, help="Print the commands for a machine lent for minutes.")
 def main(
     out: Path,
@@ -264,12 +264,12 @@ def main(
     is_list: bool,
     is_commands: bool,
 ) -> None:
-    """Run the steps that have not passed, and write what they found."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the step that runs is ended, too
+    """Run the steps that have not passed yet, and write their findings."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exit also ends the running step
     known = {step.name: step for step in STEPS}
     chosen = [x for x in names.split(",") if x] or [*known]
     if unknown := [x for x in chosen if x not in known]:
-        raise click.UsageError(f"no step {', '.join(unknown)}: they are {', '.join(known)}")
+        raise click.UsageError(f"there is no step {', '.join(unknown)}; the steps are {', '.join(known)}")
     if is_list:
         for step in STEPS:
             click.echo(f"{step.name:14} {step.minutes} min  {step.ranks} ranks  {step.what}")

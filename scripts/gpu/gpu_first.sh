@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The first hour on a machine with a GPU: is everything right there, how fast is it?  gpu_first.py has the steps.
+# The first hour on a machine with a GPU: tests correctness and measures speed there.  gpu_first.py has the steps.
 #
 #   scripts/gpu/gpu_first.sh [--wheels DIR] [--openmpi FILE.tar.gz] [OPTIONS of gpu_first.py]
 #
-# It needs python3 (3.11 or later) with cupy, and an MPI; what else of the dependencies in pyproject.toml, pytest,
-# pytest-mpi, pytest-timeout and hypothesis is missing, it installs from wheels in DIR.  Nothing is fetched from outside.
-# --openmpi unpacks an Open MPI built for CUDA, and uses it instead of the one on the PATH.  With a .venv made by
-# setup.sh, that is used.
+# It needs python3 (3.11 or later) with cupy, and an MPI.  Missing packages (the dependencies in pyproject.toml, pytest,
+# pytest-mpi, pytest-timeout and hypothesis) are installed from wheels in DIR.  Nothing is downloaded.
+# --openmpi unpacks an Open MPI built for CUDA, and uses it instead of the MPI on the PATH.  If setup.sh has made a
+# .venv, its Python is used.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$root/scripts/common.sh"
@@ -20,13 +20,13 @@ while :; do
     esac
 done
 
-own=${PDGEMM_FIRST_HOUR:-$root/.first-hour}     # what is unpacked and compiled
+own=${PDGEMM_FIRST_HOUR:-$root/.first-hour}     # the folder of unpacked and compiled files
 mkdir -p "$own"
 if [ -r "$root/.venv/bin/activate" ]; then
     . "$root/scripts/env.sh"
 fi
 export PYTHONPATH=$own/site:$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-export CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$own/cupy}      # compiled kernels stay for the next steps
+export CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$own/cupy}      # later steps reuse the compiled kernels
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy-:oversubscribe}"
 export PRTE_MCA_hwloc_default_binding_policy="${PRTE_MCA_hwloc_default_binding_policy-none}"
@@ -49,6 +49,6 @@ mapfile -t missing < <("$python" "$root/scripts/gpu/missing_packages.py" "$root/
 if [ ${#missing[@]} -gt 0 ]; then
     [ -n "$wheels" ] || { echo "gpu_first.sh: ${missing[*]} missing; name a folder of wheels by --wheels" >&2; exit 1; }
     "$python" -m pip install --quiet --no-index --no-deps --upgrade --find-links "$wheels" --target "$own/site" \
-        "${missing[@]}"     # pip does not see with --target what is installed: without --no-deps it would want all of it
+        "${missing[@]}"     # --no-deps: with --target, pip ignores installed packages and would install them again
 fi
 exec "$python" "$root/scripts/gpu/gpu_first.py" "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What one step of `gpu_first.py` measures on GPUs: mpiexec -n RANKS python scripts/gpu/gpu_measures.py NAME [--small].
+"""The measurements of `gpu_first.py` on GPUs: mpiexec -n RANKS python scripts/gpu/gpu_measures.py NAME [--small].
 
-The last line of output is a JSON list of findings: what, expected, measured, and whether it passed (null: told only).
+The last line of output is a JSON list of findings: what, expected, measured, and passed (null: reported, not judged).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 def environment(grid: Any, small: bool) -> Iterator[Finding]:
-    """What there is: hardware, drivers, libraries; and whether kernels can be compiled."""
+    """Hardware, drivers and libraries of this machine; and whether kernels can be compiled."""
     from pdgemm import DistMatrix
 
     DistMatrix.zeros((8, 8), grid=grid, device="cuda")
@@ -71,7 +71,7 @@ def reach(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def nccl(grid: Any, small: bool) -> Iterator[Finding]:
-    """NCCL with a communicator of one rank: its library, names of types, groups, streams, and aborting it."""
+    """NCCL with a communicator of one rank: the library, the type names, groups, streams, and an abort."""
     from pdgemm import DistMatrix
     from pdgemm.devices import cuda_nccl
 
@@ -93,7 +93,7 @@ def nccl(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def copies(grid: Any, small: bool) -> Iterator[Finding]:
-    """Bandwidth of copies between memory orders, beside that of contiguous memory; each is compared on samples."""
+    """Bandwidth of copies between memory orders, relative to contiguous memory; samples of each copy are checked."""
     high, wide, ld = (64, 48, 96) if small else (16384, 2048, 16384)
     for dtype in map(np.dtype, ("float64", "float32", "bfloat16", "float16", "complex128", "int8")):
         device, peak = _device(), 0.0
@@ -122,7 +122,7 @@ def copies(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def bandwidth(grid: Any, small: bool) -> Iterator[Finding]:
-    """Copies between the host and the GPU, and elements that are computed and reduced there."""
+    """Bandwidth of copies between the host and the GPU, and of computing and reducing elements on the GPU."""
     from pdgemm import DistMatrix
 
     DistMatrix.zeros((8, 8), grid=grid, device="cuda")
@@ -147,7 +147,7 @@ def bandwidth(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def aligned(grid: Any, small: bool) -> Iterator[Finding]:
-    """Products of arrays whose rows begin at multiples of 16 bytes, and elsewhere; also of one such array of three."""
+    """Rates of products whose rows begin at multiples of 16 bytes or not, in all three arrays or in one of them."""
     from pdgemm import DistMatrix
     from pdgemm.local.blas.local_gemm import prepare
 
@@ -170,7 +170,7 @@ def aligned(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def integers(grid: Any, small: bool) -> Iterator[Finding]:
-    """Products of int8 matrices in several memory orders, beside cuBLAS's call of operands that both lie along k."""
+    """Products of int8 matrices in several memory orders, relative to cuBLAS with both operands contiguous along k."""
     from pdgemm import DistMatrix, plan, verify
     from pdgemm.local.blas.local_gemm import prepare
 
@@ -192,7 +192,7 @@ def integers(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def factors(grid: Any, small: bool) -> Iterator[Finding]:
-    """Cholesky, LU and QR beside CuPy's, which call cuSOLVER for the whole matrix; residuals are judged."""
+    """Cholesky, LU and QR compared with CuPy's, which call cuSOLVER for the whole matrix; residuals are judged."""
     from pdgemm import DistMatrix, linalg
 
     for n in (64,) if small else (4096, 16384):
@@ -229,7 +229,7 @@ def _cupys_factors(A: Any, S: Any) -> dict[str, Callable[[], object]]:
 
 
 def edges(grid: Any, small: bool) -> Iterator[Finding]:
-    """Numbers at the edges of the types, on one rank or several."""
+    """Infinities, NaN, subnormals, and 16-bit sums at the limit of exact integers, on one rank or several."""
     from pdgemm import DistMatrix, pdgemm
 
     def of(x: np.ndarray, dtype: DType) -> Any:
@@ -250,7 +250,7 @@ def edges(grid: Any, small: bool) -> Iterator[Finding]:
     rows = np.isinf(C.allgather()).any(axis=1)
     yield Finding(
         "Inf in row 3 of A",
-        "in row 3 of C alone",
+        "only in row 3 of C",
         str(np.flatnonzero(rows).tolist()),
         list(np.flatnonzero(rows)) == [3],
     )
@@ -269,7 +269,7 @@ def edges(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def correct(grid: Any, small: bool) -> Iterator[Finding]:
-    """Every type, algorithm and mover, with ragged blocks, by the residual check; words as predicted."""
+    """Every type, algorithm and mover, with ragged blocks: the residual check, and counted words against the plan."""
     for mover in gpu_products.usable(grid, "cuda"):
         found = [*gpu_products.correct(grid, "cuda", mover)]
         for key in ("right", "as_predicted"):
@@ -279,7 +279,7 @@ def correct(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def ratio(grid: Any, small: bool) -> Iterator[Finding]:
-    """The speed of products beside one rank's alone, and beside shares without pdgemm, in turns, on random numbers."""
+    """Speed of products, relative to the BLAS of one rank and to products of all ranks' shares without pdgemm."""
     sizes = [48, 64] if small else [4096, 8192, 16384] if grid.size == 1 else [16384]
     types = gpu_products.FAST if grid.size == 1 else ("float64", "float32", "bfloat16")
     movers = [x for x in gpu_products.usable(grid, "cuda") if x in ("auto", "shared", "ipc", "nccl", "staged")]
@@ -297,7 +297,7 @@ def ratio(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def algorithms(grid: Any, small: bool) -> Iterator[Finding]:
-    """Each algorithm by each mover that sends or reads its panels: how fast, and with the words that were predicted."""
+    """For each algorithm and mover: the rate, and whether counted words equal predicted ones."""
     from pdgemm.errors import ArgumentError, DeviceError
 
     ways: dict[str, dict[str, Any]] = {
@@ -315,12 +315,12 @@ def algorithms(grid: Any, small: bool) -> Iterator[Finding]:
                 for x in gpu_products.products(grid, "cuda", [mover], n, dtype, 3, algorithm=algorithm, **options):
                     told = f"{x['ratio']:.3f} of {x['alone']}, {x['tflops']:.1f} TFLOP/s"
                     yield Finding(name, "words as predicted", told, x["as_predicted"])
-            except (ArgumentError, DeviceError) as error:  # of the plan, on all ranks
+            except (ArgumentError, DeviceError) as error:  # raised by the plan on all ranks
                 yield Finding(name, "", f"not possible: {error}")
 
 
 def transfers(grid: Any, small: bool) -> Iterator[Finding]:
-    """Seconds that a panel of 32 MiB takes from each rank to all, by mover."""
+    """Seconds in which each rank sends a panel of 32 MiB to all, for each mover."""
     if small:
         gpu_products.PANEL_BYTES = 1 << 14
     for mover in gpu_products.usable(grid, "cuda"):
@@ -331,7 +331,7 @@ def transfers(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def large(grid: Any, small: bool) -> Iterator[Finding]:
-    """A matrix of more than 2^31 elements, float32, by the identity: each element of C is known, and is compared."""
+    """A float32 matrix of more than 2^31 elements times the identity; samples of C are compared with known elements."""
     from pdgemm import DistMatrix, pdgemm
     from pdgemm.local.arrays.element_functions import element_function
 
@@ -353,7 +353,7 @@ def large(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def many(grid: Any, small: bool) -> Iterator[Finding]:
-    """A thousand products, prepared and not: microseconds of a call, and the memory that they leave; and as a batch."""
+    """A thousand products, prepared, not prepared and as a batch: microseconds of a call, and memory not freed."""
     import cupy
 
     from pdgemm import Batch, DistMatrix, matmul_batched, pdgemm, plan
@@ -383,7 +383,7 @@ def many(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def traced(grid: Any, small: bool) -> Iterator[Finding]:
-    """The timeline of a product, and how much of its transfers is hidden, by the GPU's events."""
+    """The timeline of a product, and the part of its transfers that is hidden, by the GPU's events."""
     from pdgemm import DistMatrix, pdgemm
     from pdgemm.tools.profiling.trace_file import trace
 
@@ -399,7 +399,7 @@ def traced(grid: Any, small: bool) -> Iterator[Finding]:
 
 
 def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
-    """What the model is given by a calibration, and how near its predictions are to products."""
+    """Calibrate the time model of this machine, and compare its predictions with measured products."""
     from pdgemm import DistMatrix, pdgemm
     from pdgemm.tools import calibrate
     from pdgemm.tools.calibrate.place import HOSTS
@@ -424,7 +424,7 @@ def calibrated(grid: Any, small: bool) -> Iterator[Finding]:
             yield Finding(f"n = {n}, {dtype}, {C.report.algorithm}", "within a factor of 1.5", told)
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- shared functions
 def _device() -> Any:
     from pdgemm.local.arrays.device import device_named
 
@@ -454,7 +454,7 @@ def _packed(x: Any) -> Any:
 
 
 def _by_events(work: Callable[[], None], repeats: int) -> float:
-    """Return the seconds of one of some calls, by the GPU's clock."""
+    """Return the mean seconds of a call, over `repeats` calls, by the GPU's clock."""
     stream = _device().current_stream()
     work()
     begin = stream.record()
@@ -466,7 +466,7 @@ def _by_events(work: Callable[[], None], repeats: int) -> float:
 
 
 def _by_clock(work: Callable[[], object], repeats: int = 5) -> float:
-    """Return the median of the seconds of a work, after a first one."""
+    """Return the median seconds of a call, over `repeats` calls after one that is not counted."""
     times = []
     for _ in range(repeats + 1):
         start = perf_counter()
@@ -499,10 +499,10 @@ MEASURES: dict[str, Callable[[Any, bool], Iterator[Finding]]] = {
 
 @click.command()
 @click.argument("name", type=click.Choice([*MEASURES]))
-@click.option("--small", is_flag=True, help="Tiny sizes, and no speed is judged.")
-@click.option("--no-pool", is_flag=True, help="Allocate each array by itself, so that a sanitizer sees its ends.")
+@click.option("--small", is_flag=True, help="Use tiny sizes; speeds are not judged.")
+@click.option("--no-pool", is_flag=True, help="Allocate each array separately, so that a sanitizer sees its bounds.")
 def main(name: str, small: bool, no_pool: bool) -> None:
-    """Measure one thing on all ranks, and print what was found."""
+    """Run one measurement on all ranks, and print its findings."""
     gpu_binding.choose()
     if no_pool:
         import cupy

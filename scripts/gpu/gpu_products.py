@@ -1,7 +1,8 @@
-"""Products on GPUs for `gpu_measures.py`: are they right, how near are they to cuBLAS, how long do transfers take?
+"""Products on GPUs for `gpu_measures.py`: correctness, speed relative to cuBLAS, and seconds of transfers.
 
-Each product takes turns with one of the same size by one rank alone, whose others wait, and the ratio of each pair is
-what counts: time(alone) / time(pdgemm).  The one is the fastest of pdgemm's own call, cupy.matmul and torch.mm.
+A product of all ranks takes turns with a baseline: a product of the same size on rank 0, while the other ranks wait.
+The result is the median of the ratios time(baseline) / time(pdgemm) of the pairs.  The baseline is the fastest of
+the BLAS call that pdgemm makes, cupy.matmul and torch.mm.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from pdgemm.schedules.mover_registry import AUTO, mover_choices
 
 MOVERS = tuple(x for x in mover_choices() if x != AUTO)
 DTYPES = tuple(str(x) for x in dtypes.OPERANDS if dtypes.TYPE[x].c_name)
-FAST = ("float64", "float32", "tf32", "bfloat16", "float16")  # that are timed
+FAST = ("float64", "float32", "tf32", "bfloat16", "float16")  # the types that are timed
 PANEL_BYTES = 1 << 25
 
 
 def usable(grid: Any, device: DeviceName) -> Iterator[MoverName]:
-    """The movers that this machine has for so many ranks."""
+    """Yield the movers that work on this machine with the ranks of the grid."""
     from pdgemm import DistMatrix, PdgemmError, plan
 
     A = DistMatrix.zeros((8, 8), grid=grid, device=device)
@@ -69,7 +70,7 @@ def hardware(grid: Any, device: str) -> dict[str, Any]:
 
 
 def correct(grid: Any, device: DeviceName, mover: MoverName) -> Iterator[dict[str, Any]]:
-    """Every type and algorithm, ragged blocks, beta; against the residual check."""
+    """Run every type and algorithm with ragged blocks, and yield the residual check and the counts of each."""
     from pdgemm import DistMatrix, pdgemm, verify
 
     for dtype in DTYPES:
@@ -84,7 +85,7 @@ def correct(grid: Any, device: DeviceName, mover: MoverName) -> Iterator[dict[st
             else:
                 A, B = (DistMatrix.random(x, seed=s, **made) for s, x in enumerate(((301, 517), (517, 203))))
             C = DistMatrix.zeros((301, 203), grid=grid, dtype=into, device=device)
-            torus = (2, 2) if grid.size == 4 else (1, grid.size)  # on 2 x 2 blocks of B are shifted, too
+            torus = (2, 2) if grid.size == 4 else (1, grid.size)  # on 2 x 2, blocks of B are shifted, too
             shape = torus if algorithm == "cannon" else None
             pdgemm(2, A, B, 1, C, mover=mover, algorithm=algorithm, shape=shape)
             report = C.report
@@ -101,20 +102,21 @@ def correct(grid: Any, device: DeviceName, mover: MoverName) -> Iterator[dict[st
 
 
 def _small(i: Any, j: Any) -> Any:
-    """Whole numbers of eight bits."""
+    """Return elements that are 8-bit integers."""
     return (7 * i + 3 * j) % 251 - 125
 
 
 def products(
     grid: Any, device: DeviceName, movers: Sequence[MoverName], n: int, what: str, repeats: int, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Products of all ranks and of one, in turns, on the same kind of random numbers: GPUs are faster on constant ones.
+    """Time three works in turns, and yield their ratios for each mover: rank 0's baseline, the shares, the product.
 
-    The one is the fastest of `baselines`.  Between them each rank multiplies its share by itself, all at the same time:
-    ranks that share a GPU by time slices cannot be faster than that together.
+    The baseline is the fastest of `baselines`.  In the shares each rank multiplies a local matrix of its share's size,
+    all ranks at the same time: the time slices of a shared GPU allow no faster product.  All operands are random
+    numbers, because GPUs are faster on constant ones.
     what : the type of the operands; "tf32" is float32 that may be rounded to 11 bits.
-    options : of `plan`; by default the algorithm is "summa", whose panels the mover carries, or "auto" with the mover
-        "auto".
+    options : options of `plan`; the default algorithm is "auto" for the mover "auto", and otherwise "summa", which
+        sends all panels by the mover.
     """
     from pdgemm import DistMatrix, plan
 
@@ -150,9 +152,9 @@ def products(
 
 
 def in_turns(comm: Any, works: Sequence[Callable[[], object] | None], repeats: int) -> list[list[float]]:
-    """Return the seconds of each work, `repeats` times, after a first round that is dropped.
+    """Return the seconds of each work in each of `repeats` rounds, after a first round that is not counted.
 
-    Each round begins with another work: a GPU that has just rested, or that is hot, has another clock rate.
+    Each round begins with another work, because the clock rate of a GPU that was idle or is hot differs.
     """
     rounds = []
     for first in range(repeats + 1):
@@ -163,9 +165,9 @@ def in_turns(comm: Any, works: Sequence[Callable[[], object] | None], repeats: i
 
 
 def baselines(n: int, dtype: str, device: str, tf32: bool) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Products of the whole size of this rank alone: by the call of pdgemm, by CuPy's handle, and by PyTorch.
+    """Yield products of the whole size on this rank only: by pdgemm's BLAS call, by CuPy, and by PyTorch.
 
-    PyTorch may take cuBLASLt.  Those that this machine does not have, or that do not take the type, are left out.
+    PyTorch may use cuBLASLt.  Libraries that are not installed, or do not support the type, are left out.
     """
     yield "the call of pdgemm", single(n, n, n, dtype, device, tf32)
     if device != "cuda":
@@ -206,7 +208,7 @@ def by_torch(n: int, dtype: str, tf32: bool) -> Callable[[], None]:
 
 
 def fastest(works: Iterable[tuple[str, Callable[[], None]]]) -> tuple[str, Callable[[], None]]:
-    """Return the name and the work that takes the least time, of three runs after a first one, if they succeed."""
+    """Return the name and the work with the least time in three runs after a first one; failed works are left out."""
 
     def seconds(work: Callable[[], None]) -> float:
         times = []
@@ -214,7 +216,7 @@ def fastest(works: Iterable[tuple[str, Callable[[], None]]]) -> tuple[str, Calla
             start = perf_counter()
             try:
                 work()
-            except Exception:  # of another library: a type that it does not multiply, memory
+            except Exception:  # another library does not multiply this type, or lacks memory
                 return inf
             times.append(perf_counter() - start)
         return min(times[1:])
@@ -223,7 +225,7 @@ def fastest(works: Iterable[tuple[str, Callable[[], None]]]) -> tuple[str, Calla
 
 
 def single(m: int, n: int, k: int, dtype: str, device: str, tf32: bool = False) -> Callable[[], None]:
-    """A product of m x k by k x n, by the BLAS that pdgemm calls, of this rank alone."""
+    """Return a function that multiplies m x k by k x n on this rank only, by the BLAS that pdgemm calls."""
     from pdgemm.local.arrays import device as devices
     from pdgemm.local.arrays.element_functions import element_function, fill
     from pdgemm.local.blas.local_gemm import prepare
@@ -231,7 +233,7 @@ def single(m: int, n: int, k: int, dtype: str, device: str, tf32: bool = False) 
     where = devices.device_named(device)
     wide = np.dtype(dtype) if where or dtype not in dtypes.HALF_NAMES else np.dtype(np.float32)
     A, B, C = (devices.empty(shape, wide, "C", where) for shape in ((m, k), (k, n), (m, n)))
-    for seed, x in enumerate((A, B)):  # all digits are random: fewer take less power, and a GPU is faster then
+    for seed, x in enumerate((A, B)):  # all digits are random: with fewer, a GPU needs less power and is faster
         (rows, cols), uniform = (np.arange(size) for size in x.shape), element_function("uniform", seed, wide)
         if where is None:
             fill(x, rows, cols, uniform)
@@ -257,7 +259,7 @@ def timed(comm: Any, work: Callable[[], object] | None) -> float:
 
 
 def transfers(grid: Any, device: str, mover: str, repeats: int) -> dict[str, Any]:
-    """A panel from each rank to all of its row, by what carries panels in products: seconds of a thin product."""
+    """Time a thin product in which each rank sends one panel to all ranks of its row, and return its bandwidth."""
     from pdgemm import DistMatrix, plan
 
     words = PANEL_BYTES // 8

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the packages that a run on a GPU lacks here, or has too old, a line each.   argument : the pyproject.toml."""
+"""Print the packages of a run on a GPU that are missing or too old here, one a line.   argument : pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 try:
     from packaging.requirements import Requirement
-except ImportError:  # pip has one of its own
+except ImportError:  # pip contains a copy
     from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
 
 TESTS = ("pytest", "pytest-mpi", "pytest-timeout", "hypothesis")
 
 
 def missing(requirements: Sequence[str]) -> Iterator[str]:
-    """Yield the requirements that no installed version meets, without their markers."""
+    """Yield the requirements that no installed package meets, without their markers."""
     for wanted in map(Requirement, requirements):
         if wanted.marker and not wanted.marker.evaluate():
             continue

@@ -1,13 +1,13 @@
-"""Which tests concern what changed: for `scripts/test.sh --changed`.
+"""Choose the tests that concern changed files: for `scripts/test.sh --changed`.
 
-    python scripts/hardening/concerned.py [BASE]     prints files of tests, one a line; what chose them, on stderr
+    python scripts/hardening/concerned.py [BASE]     prints test files, one a line; on stderr, the reason for each
 
-Changed is what differs from the commit where this branch left BASE (main), files that git does not know yet included.
-Of a module, the tests are those that import it, or import what imports it, and use its names: at most FEW, first those
-that import the module itself, and of these first those that use its names most.  Where fewer than ON_RANKS of them run
-on ranks, the tests on ranks that use the names of its importers most stand for these.  Of any other file, the tests are
-those that name it.  Most of the package uses most of what stands below it, so these are not all that could fail.
-Exit codes: 0, or 2 where BASE is no commit.
+Changed files are those that differ from the commit where this branch left BASE (main), and untracked files.
+For a module, at most FEW test files are chosen: files that import the module or one of its importers, and use its
+names.  Files that import the module itself rank first, then files that use its names most.  If fewer than ON_RANKS of
+them run on ranks, test files on ranks that use the names of its importers most are added.  For any other file, the
+test files that name it are chosen.  Most of the package uses most modules below it, so other tests could fail, too.
+Exit codes: 0, or 2 if BASE is not a commit.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tests" / "helpers")]
 
 from house import MODULES, ROOT, TREES  # noqa: E402
 
-HOUSE = "tests/unit/house/test_imports.py"  # the floors, of any module
+HOUSE = "tests/unit/house/test_imports.py"  # the rules of imports concern every module
 DEFINITION = ast.FunctionDef | ast.ClassDef
 FEW, ON_RANKS = 10, 4  # a minute or two
 
 
 @cache
 def sources() -> dict[str, str]:
-    """The text of each file of tests, and of each helper."""
+    """Return the text of each test file, and of each helper."""
     return {x.relative_to(ROOT).as_posix(): x.read_text() for x in sorted((ROOT / "tests").rglob("*.py"))}
 
 
 @cache
 def helpers_of(path: str) -> frozenset[str]:
-    """The helpers that a file of tests imports."""
+    """Return the helpers that a test file imports."""
     names = set[str]()
     for node in ast.walk(ast.parse(sources()[path])):
         if isinstance(node, ast.ImportFrom):
@@ -48,7 +48,7 @@ def helpers_of(path: str) -> frozenset[str]:
 
 
 def tests(paths: set[str]) -> set[str]:
-    """Those of the files that are tests, and the tests that import the others, which are helpers."""
+    """Return the test files among `paths`, and the test files that import the others, which are helpers."""
     chosen = {x for x in paths if Path(x).name.startswith("test_")}
     using = {x for x in sources() if helpers_of(x) & (paths - chosen)} - paths
     return chosen | (tests(using) if using else set())
@@ -56,7 +56,7 @@ def tests(paths: set[str]) -> set[str]:
 
 @cache
 def exported(package: str) -> dict[str, str]:
-    """The modules from which a package takes the names that it exports, "" being pdgemm itself."""
+    """Return {exported name: module that defines it} of a package; "" is pdgemm itself."""
     tree = TREES[package] if package else ast.parse((ROOT / "pdgemm" / "__init__.py").read_text())
     return {
         alias.asname or alias.name: module
@@ -69,7 +69,7 @@ def exported(package: str) -> dict[str, str]:
 
 
 def _module(name: str) -> str:
-    """The module of the package that holds a dotted name; "" where it is none."""
+    """Return the module of the package that defines a dotted name, or ""."""
     name = name.removeprefix("pdgemm").removeprefix(".")
     if name in MODULES:
         return name
@@ -80,7 +80,7 @@ def _module(name: str) -> str:
 
 
 def modules_imported(tree: ast.Module) -> frozenset[str]:
-    """The modules of the package that a file imports, by import statements, or by names in texts as commands are."""
+    """Return the modules of the package that a file imports, or names in a string, as commands are registered."""
     names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pdgemm":
@@ -94,7 +94,7 @@ def modules_imported(tree: ast.Module) -> frozenset[str]:
 
 @cache
 def importers(module: str) -> frozenset[str]:
-    """The modules that import a module."""
+    """Return the modules that import a module."""
     return frozenset(x for x, others in _graph().items() if module in others and x != module)
 
 
@@ -105,25 +105,25 @@ def _graph() -> dict[str, frozenset[str]]:
 
 @cache
 def modules_of(path: str) -> frozenset[str]:
-    """The modules of the package that a file of tests imports, itself or by its helpers."""
+    """Return the modules of the package that a test file imports, itself or by its helpers."""
     return frozenset[str]().union(*(modules_imported(ast.parse(sources()[x])) for x in {path, *helpers_of(path)}))
 
 
 @cache
 def names_of(module: str) -> frozenset[str]:
-    """What a module is called by, and the functions and classes that it defines."""
+    """Return the last name of a module, and the functions and classes that it defines."""
     return frozenset({module.rpartition(".")[2], *(x.name for x in TREES[module].body if isinstance(x, DEFINITION))})
 
 
 @cache
 def words(path: str) -> Counter[str]:
-    """How often each word stands in a file of tests."""
+    """Return how often each word occurs in a test file."""
     return Counter(re.findall(r"\w+", sources()[path]))
 
 
 def nearest(module: str) -> set[str]:
-    """The tests of a module, the nearest ones alone."""
-    levels = [{module}]  # the module, what imports it, what imports these, ...
+    """Return the test files nearest to a module."""
+    levels = [{module}]  # the module, its importers, the importers of these, ...
     while level := set[str]().union(*map(importers, levels[-1])) - set[str]().union(*levels):
         levels.append(level)
     names = [frozenset[str]().union(*map(names_of, x)) for x in levels]
@@ -139,12 +139,12 @@ def nearest(module: str) -> set[str]:
 
 @cache
 def module_of(path: str) -> str:
-    """The module that a file holds; "" where it is none of the package."""
+    """Return the module in a file, or "" if the file is not part of the package."""
     return next((name for name, file in MODULES.items() if file.resolve() == (ROOT / path).resolve()), "")
 
 
 def concerned(path: str) -> set[str]:
-    """The tests that concern a file."""
+    """Return the test files that concern a file."""
     if module := module_of(path):
         return nearest(module) | {HOUSE}
     if path in sources():
@@ -154,7 +154,7 @@ def concerned(path: str) -> set[str]:
 
 
 def changed(base: str) -> list[str]:
-    """The files that differ from the commit where this branch left `base`."""
+    """Return the files that differ from the commit where this branch left `base`."""
 
     def git(*words: str) -> list[str]:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)

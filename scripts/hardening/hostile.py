@@ -1,19 +1,19 @@
 #!/usr/bin/env python
-"""Attack the package at random for a stated time: nothing may be lost, hang, or be silently wrong.
+"""Attack the package at random for a stated time: no file may be lost, no job hang, no result be silently wrong.
 
     python scripts/hardening/hostile.py --minutes 10                      # all attacks in turns, on up to 4 ranks
     python scripts/hardening/hostile.py --minutes 2 --only kills,damage --seed 7
     python scripts/hardening/hostile.py --kind restart --ranks 9              # jobs are killed, and started again
     python scripts/hardening/hostile.py --kind survivors --ranks 9            # ranks are killed, and the others go on
-    python scripts/hardening/hostile.py --kind stopped                     # ranks are stopped, and some of them go on
+    python scripts/hardening/hostile.py --kind stopped                     # ranks are stopped, and some are continued
     python scripts/hardening/hostile.py --trial damage.json:1234:5        # one trial again, or one case of it
     python scripts/hardening/hostile.py --list
 
-The attacks are listed in attacks/table.py.  A trial is known by the name of its attack and a seed, which are
-printed.  Each has a folder, a /dev/shm and processes of its own, in namespaces of this command (unshare), which
-takes them along when it ends, by kill -9, too.  The folders of trials that found something are kept, and named.
+The attacks are listed in attacks/table.py.  A trial is identified by the name of its attack and a seed; both are
+printed.  Each trial has a separate folder, /dev/shm and processes, in namespaces of this command (unshare), which
+vanish with the command, also after kill -9.  The folders of trials with findings are kept, and their paths printed.
 
-Exit codes: 0 nothing was found, 1 something was, 2 bad arguments, 3 this machine has no such namespaces.
+Exit codes: 0 no findings, 1 findings, 2 bad arguments, 3 this machine allows no such namespaces.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 from attacks.table import ATTACKS, TEXTS  # noqa: E402
 from attacks.trial import KINDS, Finding, Told, Trial, end_all  # noqa: E402
 
-INSIDE = "_PDGEMM_HOSTILE"  # in the environment: the namespaces are there
+INSIDE = "_PDGEMM_HOSTILE"  # this environment variable is set inside the namespaces
 OUTCOMES = ("right", "refused", "ended")
 
-# What each detector has to see, planted into the product.
+# For each detector a fault that it must find, which --plant adds to the product.
 PLANTS = {
     "hang": "while True: pass",
     "wrong": "made = product(*args, **options); made.local[...] += 1",
@@ -86,38 +86,38 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
-    parser.add_argument("--only", "--kind", default="", help="attacks, by how their names begin: kills,damage.json")
-    parser.add_argument("--ranks", type=int, default=4, help="of a job, at most")
-    parser.add_argument("--bound", type=float, default=60, help="seconds after which a command hangs")
-    parser.add_argument("--trial", help="ATTACK:SEED or ATTACK:SEED:CASE: this one alone")
-    parser.add_argument("--plant", choices=PLANTS, help="a failure in the package that has to be found")
-    parser.add_argument("--list", action="store_true", help="the attacks")
+    parser.add_argument("--only", "--kind", default="", help="attacks whose names begin so: kills,damage.json")
+    parser.add_argument("--ranks", type=int, default=4, help="the most ranks of a job")
+    parser.add_argument("--bound", type=float, default=60, help="seconds after which a command counts as hanging")
+    parser.add_argument("--trial", help="ATTACK:SEED or ATTACK:SEED:CASE: run only this trial or case")
+    parser.add_argument("--plant", choices=PLANTS, help="plant this fault in the package; it has to be found")
+    parser.add_argument("--list", action="store_true", help="list the attacks")
     asked = parser.parse_args()
     wanted = tuple(filter(None, (asked.trial or asked.only).split(":")[0].split(",")))
     asked.one = re.fullmatch(r"([a-z_.0-9]+):(\d+)(?::(\d+))?", asked.trial) if asked.trial else None
     if asked.trial and not (asked.one and asked.one[1] in ATTACKS):
-        parser.error(f"--trial {asked.trial} is not of the form ATTACK:SEED or ATTACK:SEED:CASE; --list names attacks")
+        parser.error(f"--trial {asked.trial} is not ATTACK:SEED or ATTACK:SEED:CASE; --list lists the attacks")
     asked.attacks = [name for name in ATTACKS if not wanted or name.startswith(wanted)]
     if not asked.attacks:
-        parser.error(f"no attack begins with {', '.join(wanted)}; there are {', '.join(ATTACKS)}")
+        parser.error(f"no attack's name begins with {', '.join(wanted)}; the attacks are {', '.join(ATTACKS)}")
     return asked
 
 
 def enter() -> int:
-    """The same command in namespaces of its own, whose first process it is."""
+    """Run this command again as the first process of new namespaces."""
     unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     for command in (unshare, [*unshare, "--user", "--map-root-user"]):
         try:
             words = [*command, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
             tried = subprocess.run(words, capture_output=True, text=True, check=False)
         except FileNotFoundError:
-            print("hostile.py: no unshare, which is in util-linux", file=sys.stderr)
+            print("hostile.py: unshare is missing; it is in util-linux", file=sys.stderr)
             return 3
         if tried.returncode == 0:
             os.environ[INSIDE] = "1"
             sys.stdout.flush()
             os.execvp(command[0], [*command, sys.executable, *sys.argv])
-    print(f"hostile.py: no namespaces of its own: {tried.stderr.strip()}", file=sys.stderr)
+    print(f"hostile.py: this machine allows no new namespaces: {tried.stderr.strip()}", file=sys.stderr)
     return 3
 
 
@@ -140,10 +140,10 @@ def campaign(asked: argparse.Namespace, folder: Path) -> int:
         except Finding as bad:
             trial.found(bad.kind, str(bad))
         except Told:
-            trial.found("hang", "the watchdog ended a job whose ranks were called alike")
+            trial.found("hang", "the watchdog ended a job whose ranks made the same calls")
         except KeyboardInterrupt:
             end = 0
-        except Exception as bad:  # a fault of the attack is no reason to lose what others find
+        except Exception as bad:  # a faulty attack must not lose the findings of others
             trial.found("code", f"the attack itself failed: {type(bad).__name__}: {bad}")
         finally:
             trial.close()

@@ -1,13 +1,13 @@
-"""What the suite catches: 124 bugs, planted one at a time in a copy of the checkout.
+"""Plant 124 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
-    python scripts/hardening/mutants.py                  each bug, against the tests of its folder, as scripts/test.sh
-    python scripts/hardening/mutants.py --all            as scripts/test.sh --all
-    python scripts/hardening/mutants.py --tests COMMIT   against all tests of that commit on each number of ranks
-    python scripts/hardening/mutants.py --check          does each bug apply?
+    python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
+    python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
+    python scripts/hardening/mutants.py --tests COMMIT   with the tests of that commit, all cases on each rank count
+    python scripts/hardening/mutants.py --check          only check that each bug applies
 
-Each bug breaks what ARCHITECTURE.md or a docstring states: counts, orders, waits, agreement, files, bounds.  A bug is
-caught where a test fails, or ends by its timeout.  The same tests pass without the bug, or it does not count.
-Exit codes: 0 all bugs were caught (apply), 1 some were not, 2 bad arguments.
+Each bug breaks a promise of ARCHITECTURE.md or of a docstring: counts, orders, waits, agreement, files, bounds.  A bug
+is caught if a test fails or exceeds its time limit with the bug, and passes without it.
+Exit codes: 0 all bugs are caught (with --check: apply), 1 some are not, 2 bad arguments.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ COPIED = (
     "CHANGELOG.md", "CITATION.cff", "Containerfile", "LICENSE", ".ci", ".dockerignore", ".github",
     ".pre-commit-config.yaml",
 )  # fmt: skip
-SECONDS = 400  # of one command
+SECONDS = 400  # the time limit of one command
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Mutant(NamedTuple):
-    """A bug: `old`, which stands once in `place`, becomes `new`.
+    """A bug: `old`, which occurs once in `place`, is replaced by `new`.
 
-    place : a function with all inside it, "residual" or "Output.publish"; a class; or a module, "pdgemm.errors", where
-            no function will do.  Where two have one name, "lu:_eliminated", with the last names of the module.
-    tests : who has to catch it, "RANKS PATH...", 0 ranks being serial.
+    place : the name of a function, "residual" or "Output.publish", a class, or a module, "pdgemm.errors".  If the name
+            is ambiguous, the last part of the module's name stands before it: "lu:_eliminated".
+    tests : the runs that must catch it, "RANKS PATH..."; 0 ranks means without MPI.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Mutant(NamedTuple):
 
     @property
     def module(self) -> str:
-        """The module that has the bug, as `house` names it; "" where the bug does not apply."""
+        """The module of `place`, as `house` names it; "" if the bug does not apply."""
         return next((x.module for x in places(self)), "")
 
 
 class Part(NamedTuple):
-    """A function, a class or a module: lines[first:last] of the text of a module."""
+    """A function, a class or a module: lines[first:last] of a module."""
 
     module: str
     first: int
@@ -383,13 +383,13 @@ MUTANTS = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="does each bug apply?")
-    parser.add_argument("--all", action="store_true", help="all combinations and examples, as scripts/test.sh --all")
-    parser.add_argument("--tests", metavar="COMMIT", help="the tests of this commit")
-    parser.add_argument("--only", default="", help="bugs whose names have one of these in them: watchdog,blas")
+    parser.add_argument("--check", action="store_true", help="only check that each bug applies")
+    parser.add_argument("--all", action="store_true", help="run all combinations and examples of scripts/test.sh --all")
+    parser.add_argument("--tests", metavar="COMMIT", help="run the tests of this commit")
+    parser.add_argument("--only", default="", help="only bugs whose names contain one of these words: watchdog,blas")
     asked = parser.parse_args()
     chosen = [x for x in MUTANTS if any(part in x.name for part in asked.only.split(","))]
-    wrong = [f"{x.name}: its text is {n} times in {x.place}" for x in chosen if (n := len(places(x))) != 1]
+    wrong = [f"{x.name}: `old` occurs {n} times in {x.place}, not once" for x in chosen if (n := len(places(x))) != 1]
     named = ((x.name, path) for x in chosen for tests in x.tests for path in tests.split()[1:])
     wrong += [f"{name}: there is no {path}" for name, path in named if not (ROOT / path).exists()]
     if asked.check or wrong:
@@ -415,7 +415,7 @@ def lines_of(module: str) -> list[str]:
 
 @cache
 def parts() -> defaultdict[str, list[Part]]:
-    """All that may be the place of a bug, by name.  What is inside a function has no name of its own."""
+    """Return all possible places of bugs, by name.  Functions inside functions are not listed."""
     found = defaultdict[str, list[Part]](list)
 
     def look(inside: ast.AST, module: str, above: str) -> None:
@@ -435,14 +435,14 @@ def parts() -> defaultdict[str, list[Part]]:
 
 
 def places(mutant: Mutant) -> list[Part]:
-    """The parts that bear the name of the bug's place, each as often as it has the bug's old text."""
+    """Return the parts with the name of the bug's place, each repeated for every occurrence of `old` in it."""
     module, _, name = mutant.place.rpartition(":")
     named = [x for x in parts()[name] if not module or f".{x.module}".endswith(f".{module}")]
     return [x for x in named for _ in range("\n".join(lines_of(x.module)[x.first : x.last]).count(mutant.old))]
 
 
 def with_bug(mutant: Mutant) -> str:
-    """The text of the bug's module with the bug."""
+    """Return the text of the bug's module with the bug."""
     (part,) = places(mutant)
     lines = lines_of(part.module)
     text = "\n".join(lines[part.first : part.last]).replace(mutant.old, mutant.new)
@@ -450,7 +450,7 @@ def with_bug(mutant: Mutant) -> str:
 
 
 def caught(mutant: Mutant, folder: Path, options: tuple[str, ...], commit: str | None) -> str:
-    """Who catches a bug, in words."""
+    """Run a bug's tests, and return "caught by TESTS" or "MISSED"."""
     copy_to(folder, commit)
     (folder / MODULES[mutant.module].relative_to(ROOT)).write_text(with_bug(mutant))
     for tests in mutant.tests:
@@ -461,7 +461,7 @@ def caught(mutant: Mutant, folder: Path, options: tuple[str, ...], commit: str |
 
 @cache
 def sound(tests: str, options: tuple[str, ...], commit: str | None) -> bool:
-    """Do tests pass without a bug?"""
+    """Return whether tests pass without a bug."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy_to(Path(folder), commit)
         return passes(tests, Path(folder), options)
@@ -482,7 +482,7 @@ def copy_to(folder: Path, commit: str | None) -> None:
 
 
 def passes(tests: str, folder: Path, options: tuple[str, ...]) -> bool:
-    """Does a run of these tests end well?  Paths that are not there (in another commit) are left out."""
+    """Return whether these tests pass.  Paths that do not exist (in another commit) are left out."""
     ranks, *paths = tests.split()
     paths = [path for path in paths if (folder / path).exists()]
     if not paths:
@@ -498,7 +498,7 @@ def passes(tests: str, folder: Path, options: tuple[str, ...]) -> bool:
         start_new_session=True,
     )  # fmt: skip
     try:
-        return run.wait(SECONDS) in (0, 5)  # 5: none of these tests belongs on so many ranks
+        return run.wait(SECONDS) in (0, 5)  # 5: no test was selected for this number of ranks
     except subprocess.TimeoutExpired:
         os.killpg(run.pid, 9)
         run.wait()

@@ -64,7 +64,7 @@ def test_an_hour_resumes_after_its_last_step(tmp_path: Path) -> None:
     assert "reach-2: passed in" in hour(tmp_path, "--steps", "reach-2").stdout
     assert "reach-2: passed before" in hour(tmp_path, "--steps", "reach-2").stdout
     assert "reach-2: passed in" in hour(tmp_path, "--steps", "reach-2", "--again").stdout
-    assert "they are environment, tests-1" in hour(tmp_path, "--steps", "reach").stderr
+    assert "the steps are environment, tests-1" in hour(tmp_path, "--steps", "reach").stderr
 
 
 @pytest.mark.timeout(120)
@@ -136,7 +136,7 @@ def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
     pids = tmp_path / "pids"
     found = first.run(step(first, tmp_path, HANGS.format(pids=str(pids))), tmp_path, False, 8)
     assert found["verdict"] == "failed"
-    assert "not over after 8 seconds: it waits for a GPU" in found["why"]
+    assert "not finished after 8 seconds: it waits for a GPU" in found["why"]
     wait_for_the_end(pids)
 
 

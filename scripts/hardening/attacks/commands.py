@@ -1,4 +1,7 @@
-"""Commands that get wrong arguments, little memory, or random options: a right result or one line, never a signal."""
+"""Commands with wrong arguments, little memory, or random options: they compute the right result, or print one error.
+
+No command may end by a signal.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ VARIABLES += ("PDGEMM_RANKS_PER_NODE=x", "PDGEMM_BLAS=none", "PDGEMM_WATCHDOG=x"
 
 
 def lines(trial: Trial) -> None:
-    """One rank has another command line, or another environment."""
+    """One rank gets another command line or environment than the others."""
     rng = trial.rng
     a, b = trial.operands(30, 30, 20)
     size = max(2, rng.randint(1, trial.size))
@@ -75,13 +78,13 @@ PER_NODE = ("1", "2", "3", "0", "-1", "x", "9" * 5000, "1.5")
 
 
 def scarce(trial: Trial) -> None:
-    """Up to three jobs at once that share a /dev/shm; or limits, or a full disk."""
+    """Run up to three jobs at once that share a small /dev/shm, or one job with limits or a full disk."""
     rng = trial.rng
     size = rng.randint(1, trial.size)
     room = rng.choice((4096, int(math.exp(rng.uniform(math.log(1 << 20), math.log(300 << 20)))), 64 << 20, 128 << 20))
     trial.shared_memory(room)
     what = rng.choice(("jobs", "jobs", "address space", "file size", "disk", "environment"))
-    # the matrices of all jobs are about as large as what there is
+    # the matrices of all jobs take about as much memory as there is
     n = max(50, min(1500, int(math.sqrt(room * rng.uniform(0.05, 0.6) / 8 / 3))))
     a, b = trial.operands(n, n, n)
     environment: dict[str, str] = {}
@@ -89,7 +92,7 @@ def scarce(trial: Trial) -> None:
     out = trial.work / "out"
     out.mkdir()
     if what == "address space":
-        base = 600 << 20  # of a rank that has loaded its libraries
+        base = 600 << 20  # the address space of a rank that has loaded its libraries
         prefix = ["prlimit", f"--as={base + rng.randrange(1 << 20, 500 << 20)}"]
     elif what == "file size":
         prefix = ["prlimit", f"--fsize={int(8 * n * n * rng.uniform(0.0, 1.5))}"]
@@ -110,12 +113,12 @@ def scarce(trial: Trial) -> None:
         try:
             outcome = judge(job.finish(2 * trial.bound))
         except Told as bad:
-            raise Finding("hang", "the watchdog ended it, though all ranks were called alike") from bad
+            raise Finding("hang", "the watchdog ended it, though all ranks made the same calls") from bad
         if outcome == "right":
             if "generate" not in job.command:
                 trial.is_product(target, 1, a, b)
             elif not np.array_equal(trial.read(target), np.ones((n, n))):
-                raise Finding("wrong", f"{target} is not what was generated")
+                raise Finding("wrong", f"{target} is not the generated matrix")
         elif any(out.glob(f".{target[4:9]}*")):
             raise Finding("litter", f"refused, but it left {[x.name for x in out.glob('.*')]}")
         trial.count(outcome)
@@ -133,7 +136,7 @@ OPTIONS = {
 
 
 def random_options(trial: Trial) -> None:
-    """`pdgemm multiply` with random options, and `pdgemm verify` of what it says."""
+    """`pdgemm multiply` with random options, and `pdgemm verify` of its result."""
     rng = trial.rng
     m, n, k = (rng.choice((1, 2, 3, 17, 64, 150)) for _ in "mnk")
     dtype = rng.choice(("float64", "float64", "float32", "complex64", "complex128"))

@@ -1,4 +1,4 @@
-"""Damaged files: a command refuses them in one line, or does what is right for what they say."""
+"""Damaged files: a command refuses them in one line, or computes the right result for their contents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH, SECONDS = 25, 12
 
 
 def json_files(trial: Trial) -> None:
-    """Machines, traces and studies, for the commands that need no MPI."""
+    """Damaged machine files, traces and studies, for the commands that need no MPI."""
     kind = trial.rng.choice(("machine", "trace", "study", "mixed up"))
     good = originals(trial)
     question = ("--shape", "300,200,100", "--ranks", "6")
@@ -57,7 +57,7 @@ def json_files(trial: Trial) -> None:
 
 
 def originals(trial: Trial) -> dict[str, str]:
-    """A machine file, a trace and a study, made once in a campaign."""
+    """Return the texts of an intact machine file, trace and study, which are made once in a campaign."""
     kept = trial.folder.parent / "originals"
     if not (kept / "s.jsonl").exists():
         shutil.rmtree(kept, ignore_errors=True)
@@ -77,7 +77,7 @@ def originals(trial: Trial) -> dict[str, str]:
 
 
 def hdf5_files(trial: Trial) -> None:
-    """`hdf5.load` of many files by the ranks of one job; some are damaged between a look at them and the reading."""
+    """`hdf5.load` of many files by the ranks of one job; some files change between their check and their reading."""
     for number in range(2 * BATCH):
         rng = random.Random(f"{trial.seed}:{number}")
         path, later = trial.work / f"{number}.h5", trial.work / f"{number}.later"
@@ -85,9 +85,9 @@ def hdf5_files(trial: Trial) -> None:
         whole = path.read_bytes()
         if rng.random() < 0.7:
             path.write_bytes(damaged(rng, whole))
-        if rng.random() < 0.2:  # the ranks put it in the place of the other
+        if rng.random() < 0.2:  # the ranks replace the first file by this one
             later.write_bytes(whole[: rng.randrange(len(whole))] if rng.random() < 0.5 else damaged(rng, whole))
-        # what the files say by h5py, which a damaged file may end
+        # store the contents that h5py reads, in another process, which a damaged file may crash
         for name in (path.name, later.name):
             if (trial.work / name).exists():
                 read_apart(trial.work / name)
@@ -95,7 +95,7 @@ def hdf5_files(trial: Trial) -> None:
 
 
 def write(rng: random.Random, path: Path) -> None:
-    """A small file, most of which is not data."""
+    """Write a small file that consists mostly of metadata."""
     values = np.random.default_rng(rng.getrandbits(32))
     shape = rng.choice(((7, 5), (30, 20), (1, 1), (0, 4), (64, 3)))
     dtype = rng.choice(("f8", "f8", "f4", "c8", "c16", "i1", ">f8", "f2", "i4"))
@@ -121,7 +121,7 @@ def write(rng: random.Random, path: Path) -> None:
 
 
 def read_apart(path: Path) -> np.ndarray | None:
-    """What h5py reads, in FILE.npy, too; None where it raises, dies or takes too long, as with damaged files."""
+    """Return the matrix that h5py reads, and store it in FILE.npy; None if h5py raises, crashes or takes too long."""
     said = path.with_name(f"{path.name}.npy")
     pid = os.fork()
     if pid == 0:
@@ -136,7 +136,7 @@ def read_apart(path: Path) -> np.ndarray | None:
 
 
 def during_a_command(trial: Trial) -> None:
-    """A product or a verification of files that are damaged before or while it runs."""
+    """Run a product or a verification of files that are damaged before or meanwhile."""
     rng, work = trial.rng, trial.work
     m, n, k = (rng.choice((5, 40, 300)) for _ in "mnk")
     a, b = trial.operands(m, n, k)
@@ -156,7 +156,7 @@ def during_a_command(trial: Trial) -> None:
     at, in_place = rng.choice((0.0, rng.uniform(0.3, 2.5))), rng.random() < 0.5
 
     def strike() -> None:
-        if in_place:  # the same file
+        if in_place:
             shutil.copyfile(new, victim)
         else:
             new.replace(victim)
@@ -182,12 +182,12 @@ def during_a_command(trial: Trial) -> None:
         with np.errstate(all="ignore"):
             pairs = [(x, y) for x in versions["a"] for y in versions["b"] if x.shape[1:] == y.shape[:1]]
             if not any(agrees(found, x, y) for x, y in pairs):
-                raise Finding("wrong", "the product is not that of the matrices in the files")
+                raise Finding("wrong", "the result is not the product of the matrices in the files")
     trial.count(outcome)
 
 
 def agrees(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> bool:
-    """The product, where the sizes of damaged elements allow to tell."""
+    """Return whether c is the product a b, or whether damaged elements are too large to judge it."""
     if c.shape != (a.shape[0], b.shape[1]):
         return False
     error = gemm_error(c, 1, a, b)
@@ -196,7 +196,7 @@ def agrees(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> bool:
 
 # ------------------------------------------------------------------ damage
 def damaged(rng: random.Random, data: bytes) -> bytes:
-    """Bytes flipped, overwritten, zeroed, swapped, cut off or added."""
+    """Return data with some bytes flipped, overwritten, zeroed, swapped, cut off or added."""
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5, 20))):
         if not made:
@@ -223,7 +223,7 @@ JUNK += ("", "x", "1", "\ud800", "a" * 5000, (), [], {}, [1, 2, 3], (1, 2), {"a"
 
 
 def damaged_json(rng: random.Random, text: str) -> bytes:
-    """A value replaced, taken out or repeated somewhere in a JSON document; or its bytes damaged."""
+    """Return a JSON document with some values replaced, removed or repeated, or with some bytes damaged."""
     if rng.random() < 0.3:
         return damaged(rng, text.encode())
     document = json.loads(text)

@@ -1,4 +1,4 @@
-"""Files that are no plain files, odd names: nothing is lost and nothing else is touched."""
+"""Paths that are not plain files, and odd names: no file is lost, and only the output is changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = (" x .h5", "-o.h5", "ä☃.h5", "a\nb.h5", "%s{}.h5", "'q\".h5", "\udcff
 
 
 def odd(trial: Trial, kind: str, path: Path) -> Path:
-    """Something at a path that is no plain file of ours; what must not change."""
+    """Create something at a path that is not a plain HDF5 file, and return the path to use."""
     target = trial.work / "target.h5"
     if kind == "fifo":
         os.mkfifo(path)
@@ -44,7 +44,7 @@ def odd(trial: Trial, kind: str, path: Path) -> Path:
 
 
 def odd_files(trial: Trial) -> None:
-    """Each file argument of each command in turn is something odd, or has an odd name."""
+    """A file argument of a command is not a plain file, or has an odd name."""
     rng, work = trial.rng, trial.work
     a, b = trial.operands(30, 30, 20)
     question, product = ("--shape", "9,9,9", "--ranks", "4"), ("multiply", "a.h5:/x", "b.h5:/x", "-o")
@@ -94,7 +94,7 @@ def odd_files(trial: Trial) -> None:
 
 
 def look(path: Path) -> tuple[object, ...]:
-    """What is at a path: the kind of thing, where it leads, what it holds."""
+    """Return the state of a path: its type, its device number, the target of a link, and its contents."""
     try:
         here = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Bits that flip in products with `protect=`, beside rows of any size: none of large effect is missed."""
+"""Bit flips in products with `protect=`, on matrices with rows of any magnitude: none with a large effect is missed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ORDERS = (2, 3, 4, 6, 8, 13, 24, 40, 70)
 CONSTANT = "constant rows"
 SIZES = ("normal", CONSTANT, "a tiny row", "all tiny", "a subnormal row", "a tiny column", "a huge row", "all sizes")
 PLACES = ("panel of A", "panel of B", "C")
-LARGE = 0.1  # of sum_k |a_ik| |b_k| + |c0_i|: an error in row i that must be found
+LARGE = 0.1  # an error in row i of this part of sum_k |a_ik| |b_k| + |c0_i| must be found
 
 
 def matrix(values: np.random.Generator, kind: str, shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """A matrix whose rows or columns are of such sizes."""
+    """Return a random matrix whose rows or columns have magnitudes of a kind in SIZES."""
     tiny, least, huge = (1e-160, 5e-324, 1e130) if dtype in ("float64", "complex128") else (1e-25, 1e-44, 1e14)
     x = values.standard_normal(shape)
     if dtype[0] == "c":
@@ -44,7 +44,7 @@ def matrix(values: np.random.Generator, kind: str, shape: tuple[int, int], dtype
 
 @contextmanager
 def wrong_once(place: str, here: bool, bit: int) -> Iterator[None]:
-    """Flip a bit of an element of a panel while it is multiplied, or of C after the product, once on this rank."""
+    """Flip a bit once, if `here`: in a panel while it is multiplied, or in C after the product."""
     from pdgemm.algorithms.prepared import Prepared
     from pdgemm.algorithms.products.accumulator import Accumulator
 
@@ -86,7 +86,7 @@ def wrong_once(place: str, here: bool, bit: int) -> Iterator[None]:
 
 
 def case(comm: Any, rng: random.Random, say: Callable[[str], None]) -> str:
-    """One product, undisturbed and with a flip: found if its effect is large, and repaired bit for bit."""
+    """Compute a product without and with a flip, which must be found if its effect is large, and repaired exactly."""
     from problems import DTYPES
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm
@@ -97,7 +97,7 @@ def case(comm: Any, rng: random.Random, say: Callable[[str], None]) -> str:
     dtype, beta, place, at = rng.choice(DTYPES), rng.choice((0, 0, 1)), rng.choice(PLACES), rng.randrange(comm.size)
     if place == "panel of A":
         of_b = rng.choice((CONSTANT, CONSTANT, of_b))
-    bit = np.finfo(dtype).nmant + rng.randrange(1, 4)  # of the exponent
+    bit = np.finfo(dtype).nmant + rng.randrange(1, 4)  # a bit of the exponent
     protect: Any = rng.choice(("detect", "repair"))
     say(f"({m}, {n}, {k}) {dtype} {of_a}, {of_b}, {of_c} beta={beta} {protect}, bit {bit} of a {place} on rank {at}")
     values = np.random.default_rng(rng.getrandbits(32))
@@ -119,7 +119,7 @@ def case(comm: Any, rng: random.Random, say: Callable[[str], None]) -> str:
         if checks is not None and checks.repeats:
             raise Finding("wrong", "an undisturbed product was repeated")
         if not np.array_equal(right, again, equal_nan=True):
-            raise Finding("wrong", "a checked product has other bits")
+            raise Finding("wrong", "a protected product differs from the plain one")
         with wrong_once(place, comm.rank == at, bit):
             damaged, _ = run(None)
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Processes end or stop at any moment: ranks and launchers are killed, ranks are stopped, and ranks survive others."""
+"""Processes that end or stop at any moment: ranks and launchers are killed, ranks are stopped, others survive."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "info": ("info",),
 }
 WITHOUT_MPI = ("scaling", "plan", "simulate", "plot", "profile")
-END = 30  # seconds after a kill
-ANSWER = 6  # seconds that the other ranks have to answer the watchdog
+END = 30  # seconds in which a job must end after a kill
+ANSWER = 6  # seconds in which the other ranks answer the watchdog
 ENDED = 3  # the exit code by which a scheduler knows that the job may be started again
-SURVIVE = 75  # seconds: the 60 that survivors have, and the job itself
+SURVIVE = 75  # seconds: 60 for the agreement of survivors, and the job itself
 
 
 def command(trial: Trial) -> None:
-    """Some processes of a command are killed: no process stays, and no file is lost."""
+    """Kill some processes of a command: no process remains, and no file is lost."""
     rng, work = trial.rng, trial.work
     name = rng.choice([*COMMANDS])
     size = 0 if name in WITHOUT_MPI else rng.randint(1, trial.size)
@@ -78,7 +78,7 @@ def command(trial: Trial) -> None:
         raise Finding("wrong", tail(run))
     for path, before in old.items():
         if not (work / path).exists():
-            raise Finding("lost", f"{path} is gone")
+            raise Finding("lost", f"{path} does not exist any more")
         if (work / path).read_bytes() != before:
             trial.unchanged("old.h5:/kept", beside)
             complete(trial, name, path, before)
@@ -90,7 +90,7 @@ def command(trial: Trial) -> None:
 
 
 def complete(trial: Trial, name: str, path: str, before: bytes) -> None:
-    """A file that is not the old one is the new one, and complete."""
+    """Check that a file that has changed is the new one, and complete."""
     work, right = trial.work, True
     if path == "old.h5" and name == "generate":
         right = np.array_equal(trial.read("old.h5:/z"), np.eye(N))
@@ -101,7 +101,7 @@ def complete(trial: Trial, name: str, path: str, before: bytes) -> None:
         right = judge(trial.pdgemm(0, *words, path)) == "right"
     elif path == "old.html":
         right = (work / path).read_text().rstrip().endswith("</html>")
-    else:  # a study is gone on with
+    else:  # the study is continued
         right = (work / path).read_bytes().startswith(before)
         right &= judge(trial.pdgemm(0, *COMMANDS["scaling"])) == "right"
     if not right:
@@ -115,7 +115,7 @@ def begun(trial: Trial, job: Job, size: int) -> list[int]:
 
 
 def stopped(trial: Trial) -> None:
-    """A rank is stopped in a product, a factorisation, a sum or a file; one that goes on in time costs nothing."""
+    """Stop a rank in a product, a factorisation, a sum or a file; if it is continued in time, the job succeeds."""
     rng = trial.rng
     size = rng.randint(2, max(2, trial.size))
     mover, checked = rng.choice(("auto", "shared", "ring", "ibcast")), rng.choice(("checked", "unchecked"))
@@ -138,18 +138,18 @@ def stopped(trial: Trial) -> None:
         return
     run = job.finish(WATCHDOG + ANSWER + 20)
     if TOLD not in run.err or f"is stopped (kill -CONT {victim} " not in run.err:
-        raise Finding("hang", f"the rank that is stopped is not named: {tail(run)}")
+        raise Finding("hang", f"the watchdog does not name the stopped rank: {tail(run)}")
     trial.count("ended")
 
 
 def able() -> bool:
-    """Does the launcher let ranks go on, as that of Open MPI 5 does?"""
+    """Return whether the launcher lets the other ranks go on after a failure, as Open MPI 5's does."""
     said = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True, check=False).stdout
     return bool(re.search(r"Open MPI\) ([5-9]|\d\d)\.", said))
 
 
 def survivors(trial: Trial) -> None:
-    """One or two ranks are killed, of one node or several, with and without shared memory, and the others go on."""
+    """Kill one or two ranks, on one node or several, with and without shared memory: the others go on."""
     rng = trial.rng
     if not able():
         trial.count("refused")
@@ -165,7 +165,7 @@ def survivors(trial: Trial) -> None:
     mover = rng.choice(("auto", "auto", "ibcast", "ring", *(["shared"] if not environment else [])))
     words = mover, str(steps), str(rng.choice((0, 0.01, 0.05))), str(rng.choice((1, steps, steps)))
     job = trial.program(size, "surviving", *words, launcher=("--with-ft", "ulfm"), **environment)
-    begun(trial, job, size)  # a rank that is killed in MPI_Init leaves the others there
+    begun(trial, job, size)  # if a rank is killed in MPI_Init, the others hang there
     kills = min(size - 1, rng.choice((1, 1, 2)))
     for _ in range(kills):
         job.until(lambda: False, rng.uniform(0, 2.5))

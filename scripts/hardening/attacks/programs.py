@@ -35,7 +35,7 @@ def stepping(steps: str, keep: str) -> None:
 
 
 def stopping(mover: Any, checked: str) -> None:
-    """Products, a factorisation, a sum and a file, until the file `enough` is there."""
+    """Compute products, a factorisation and a sum, and write a file, until the file `enough` exists."""
     whole = np.random.default_rng(1).random((90, 90)) + 90 * np.eye(90)
     grid = ProcessGrid(MPI.COMM_WORLD)
     A = DistMatrix.from_global(whole, grid=grid, block=7)
@@ -45,14 +45,14 @@ def stopping(mover: Any, checked: str) -> None:
             C = pdgemm.pdgemm(1, A, A, algorithm="summa", mover=mover, check=checked == "checked")
         B = redistribute(C, block=11)
         hdf5.save("c.h5", "x", B)
-        X = linalg.solve(A, hdf5.load("c.h5", "x", grid=grid, block=7))  # which is A
+        X = linalg.solve(A, hdf5.load("c.h5", "x", grid=grid, block=7))  # X is A
         assert abs(X.sum() - whole.sum()) <= 1e-8 * whole.sum()
         assert np.allclose(X.allgather(), whole)
     print("right")
 
 
 def surviving(mover: Any, steps: str, seconds: str, saved: str) -> None:
-    """X := A X + B, by the ranks that are left; it waits in each step, and stores X after each SAVED steps."""
+    """Compute X := A X + B by the surviving ranks; wait in each step, and store X after every SAVED steps."""
 
     def make(grid: ProcessGrid) -> dict[str, Any]:
         A = hdf5.load("in.h5", "a", grid=grid, block=(37, 64))

@@ -1,7 +1,7 @@
 """Many cases in one job, in a trial's folder: `python -m mpi4py ranks.py FAMILY SEED FIRST COUNT SECONDS` on all ranks.
 
-Rank 0 prints a line when a case begins and one when it has ended; a job that ends in between has shown something.  A
-case depends on its seed and number only, and has grids and matrices of its own.
+Rank 0 prints a line when a case begins and one when it has ended; a job that ends in between is a finding, or was ended
+by the watchdog.  A case depends on its seed and number only, and makes its grids and matrices itself.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from pdgemm.errors import PdgemmError  # noqa: E402
 from pdgemm.io import hdf5, source  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
-MEET = WORLD.Dup()  # of this script, beside the library's
-BETWEEN: MPI.Comm = MPI.COMM_NULL  # rank 0 and the others
+MEET = WORLD.Dup()  # for the agreements of this script, apart from the library's messages
+BETWEEN: MPI.Comm = MPI.COMM_NULL  # an intercommunicator of rank 0 and the others
 if WORLD.size > 1:
     BETWEEN = MPI.Intracomm(WORLD.Split(WORLD.rank > 0)).Create_intercomm(0, WORLD, int(WORLD.rank == 0))
-INTERNAL = (AssertionError, SystemError, UnboundLocalError, RecursionError, MPI.Exception)  # nobody means to raise them
+INTERNAL = (AssertionError, SystemError, UnboundLocalError, RecursionError, MPI.Exception)  # always errors in the code
 Outcome = tuple[str, Any]  # "ok" and the value, or a type and a text
 
 
@@ -53,7 +53,7 @@ def attempt(work: Callable[[], Any]) -> Outcome:
 
 
 def agreed(outcome: Outcome) -> str:
-    """All ranks ended alike: "right", or "refused"; else a Finding."""
+    """Return "right" or "refused" if it is the outcome of all ranks; else raise Finding."""
     said = MEET.allgather((outcome[0], outcome[1] if outcome[0] != "ok" else ""))
     if len({*said}) > 1:
         other = next(x for x in said if x != said[0])
@@ -63,7 +63,7 @@ def agreed(outcome: Outcome) -> str:
 
 # ------------------------------------------------------------------ keys
 def keyed(rng: random.Random, say: Callable[[str], None]) -> str:
-    """A[key] and A[key] = value are what NumPy makes of the whole matrix, or both refuse the key."""
+    """Compare A[key] and A[key] = value with NumPy's on the whole matrix; a key that NumPy refuses must be refused."""
     comm = WORLD.Dup()
     values = np.random.default_rng(rng.getrandbits(32))
     x = values.standard_normal((rng.choice((0, 1, 2, 5, 13, 40)), rng.choice((0, 1, 3, 8, 30))))
@@ -80,7 +80,7 @@ def keyed(rng: random.Random, say: Callable[[str], None]) -> str:
     layout: dict[str, Any] = {"block": rng.choice((None, 1, (3, 2), (7, 64))), "order": rng.choice("CF")}
     with ProcessGrid(comm, rng.choice(grid_shapes(comm.size))) as grid:
         A = DistMatrix.from_global(x, grid=grid, **layout)
-        A = A if rng.random() < 0.5 else A.copy()  # in memory that other ranks read, and not
+        A = A if rng.random() < 0.5 else A.copy()  # in memory that other ranks can read, or not
         if turned := rng.random() < 0.3 and key is rows:
             A, x, key = A.T, x.T, (slice(None), key)
         say(f"{x.shape} {layout} A[{key}]{' of a transpose' * turned}")
@@ -91,7 +91,7 @@ def keyed(rng: random.Random, say: Callable[[str], None]) -> str:
             return "refused"
         found = outcome[1].allgather() if isinstance(outcome[1], DistMatrix) else outcome[1]
         if not same(np.asarray(found), np.asarray(expected[1])):
-            raise Finding("wrong", "other elements than NumPy's")
+            raise Finding("wrong", "the elements differ from NumPy's")
         shape = np.shape(expected[1])
         value = values.standard_normal(rng.choice((shape, shape[-1:], ())))
         matrix = value.ndim == 2 and rng.random() < 0.5
@@ -106,7 +106,7 @@ def keyed(rng: random.Random, say: Callable[[str], None]) -> str:
 
 # ------------------------------------------------------------------ damaged files
 def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
-    """The file of that number, which is changed under its readers if there is a later one."""
+    """Load NUMBER.h5; if there is a NUMBER.later, it replaces the file while the file is read."""
     path, later = Path(f"{number}.h5"), Path(f"{number}.later")
     said = [np.load(f"{x}.npy") for x in (path.name, later.name) if Path(f"{x}.npy").exists()]
     transpose, block = rng.random() < 0.3, rng.choice((None, 1, (5, 3)))
@@ -133,7 +133,7 @@ def load(rng: random.Random, say: Callable[[str], None], number: int) -> str:
         found = outcome[1].allgather()
         found = found.T if transpose else found
         if not any(same(found, x) for x in said):
-            raise Finding("wrong", f"a {found.shape} {found.dtype} matrix that is not what h5py reads of it")
+            raise Finding("wrong", f"a {found.shape} {found.dtype} matrix that differs from the one h5py reads")
     return "right"
 
 
@@ -143,7 +143,7 @@ def same(found: np.ndarray, said: np.ndarray) -> bool:
 
 # ------------------------------------------------------------------ arguments
 class Junk:
-    """Of no use but as a callback, which fails."""
+    """An invalid argument, which fails as a callback, too."""
 
     def __repr__(self) -> str:
         return "Junk()"
@@ -162,7 +162,7 @@ def function(i: Any, j: Any) -> Any:
 
 
 class Calls:
-    """Functions with right arguments, by which a case begins, and what they then give."""
+    """Functions with valid arguments, and their results; a case begins with one of them."""
 
     def __init__(self, comm: MPI.Intracomm, rng: random.Random) -> None:
         self.comm, self.rng = comm, rng
@@ -177,7 +177,7 @@ class Calls:
         self.others: list[Any] = [self.A.T, self.A[1:, :], self.A.H, thin, thin.H]
 
     def any(self) -> tuple[str, Callable[..., Any], dict[str, Any], Any]:
-        """A name, a function, its arguments by names, and the value that is right."""
+        """Return a name, a function, its arguments by name, and the right result."""
         A, B, C, a, grid = self.A, self.B, self.C, self.a, self.grid
         made: dict[str, Any] = {"grid": grid, "block": None, "source": (0, 0)}
         asked: dict[str, Any] = {"algorithm": "auto", "lookahead": 1, "mover": "auto", "check": True}
@@ -240,11 +240,11 @@ class Calls:
         return self.rng.choice(calls)
 
     def wrong(self, value: Any) -> Any:
-        """Something else in the place of a value."""
+        """Return another value, most often an invalid one."""
         rng = self.rng
         if (
             value is self.alike and self.comm.size > 1 and rng.random() < 0.8
-        ):  # an array that is to be the same on every rank
+        ):  # an array that must be the same on every rank
             other = value.copy()
             other[rng.randrange(N), rng.randrange(N)] += 1
             return other
@@ -262,7 +262,7 @@ class Calls:
 
 
 def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
-    """One rank, or all, call a function with something else; one calls another, or none; or all is as it should be."""
+    """Call a function with a wrong argument on one rank or all, with another function or no call on one, or rightly."""
     comm = WORLD.Dup()
     calls = Calls(comm, rng)
     if comm.rank == 0 and not Path("in.h5").exists():
@@ -295,11 +295,11 @@ def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
         if name == "from_json" and not issubclass(getattr(errors, outcome[0], Exception), PdgemmError):
             raise Finding("traceback", f"{outcome[0]}: {outcome[1]}")
         return "refused"
-    if who != "all" or name == "from_json":  # nobody heard of the difference, so it must make none
+    if who != "all" or name == "from_json":  # no error was raised, so the result must be the right one
         value = outcome[1].allgather() if isinstance(outcome[1], DistMatrix) else outcome[1]
         right = value is not None and np.shape(value) == np.shape(expected) and np.allclose(value, expected)
         if not all(MEET.allgather(bool(right))):
-            raise Finding("wrong", f"accepted, but not what the other ranks asked for: {reprlib.repr(value)}")
+            raise Finding("wrong", f"accepted, but not the result that the other ranks expect: {reprlib.repr(value)}")
     calls.grid.free()
     comm.Free()
     return "right"
@@ -307,7 +307,7 @@ def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
 
 # ------------------------------------------------------------------ files of save_all
 def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
-    """A bit of the newest of two generations is flipped, most often in its metadata: one of both is loaded, whole."""
+    """Flip a bit in the newest of two generations, most often in its metadata: either is loaded, and is complete."""
     path, comm = Path(f"state.{number}.h5"), WORLD.Dup()
     values = np.random.default_rng(rng.getrandbits(32))
     shapes = {rng.choice(("w", "v/w", "ü")): (3, 4), "x": (rng.randrange(3), 5), "a/b/c": (8, 8)}
@@ -335,10 +335,10 @@ def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
         MEET.Barrier()
         step = hdf5.load_all(path, grid).attrs["step"]
         if not whole(step):
-            raise Finding("lost", f"what was loaded is not all of generation {step + 1}")
+            raise Finding("lost", f"the loaded state is not all of generation {step + 1}")
         save(2)
         if not whole(2):
-            raise Finding("lost", "what was saved then is not what is loaded")
+            raise Finding("lost", "the state that is saved afterwards is not the one that is loaded")
     comm.Free()
     return "right" if step else "refused"
 
@@ -370,7 +370,7 @@ def main() -> None:
             outcome = families[family](rng, say, *more)
             line(outcome, "")
         except Finding as bad:
-            # perhaps on this rank only; the job cannot go on, for the ranks may be out of step
+            # perhaps raised on this rank only: the ranks may be out of step, so the job ends
             time.sleep(0.3 * (MEET.rank > 0))
             print("case", number, bad.kind, " ".join(f"{''.join(said)}: {bad}".split()), flush=True)
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Jobs are killed by SIGKILL at any moment and started again: they go on, and the result is that of one undisturbed."""
+"""Jobs that are killed by SIGKILL at any moment and started again: they continue, and the result is the usual one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from problems import TOLERANCE, gemm_error
 from attacks.trial import Finding, Job, Run, Trial, judge, tail
 from attacks.trial import ranks as there
 
-END = 60  # seconds after a kill
-MOST = 3  # kills of one product
-STEPS = 6  # of the program that saves its state
-AGAIN = "do not fit the memory: the product begins again"  # with fewer ranks, of which each has less memory than before
+END = 60  # seconds in which a job must end after a kill
+MOST = 3  # the most kills of one product
+STEPS = 6  # the steps of the program that saves its state
+AGAIN = "do not fit the memory: the product begins again"  # the message if there are fewer ranks, with less memory
 
 
 def disturbed(trial: Trial, job: Job, longest: float) -> Run:
-    """The job, one or all of whose processes are killed after some seconds."""
+    """Kill one or all processes of a job after some seconds, and return its output."""
     job.until(lambda: False, trial.rng.uniform(0, longest))
     job.kill(trial.rng.choice(("launcher", "rank", "all")))
     run = job.finish(END)
@@ -31,13 +31,13 @@ def disturbed(trial: Trial, job: Job, longest: float) -> Run:
 
 
 def sizes(trial: Trial) -> tuple[bool, list[int]]:
-    """The ranks of each job, the same or others each time."""
+    """Return whether all jobs have the same number of ranks, and the number of each."""
     same, first = trial.rng.random() < 0.4, trial.rng.randint(1, trial.size)
     return same, [first if same else trial.rng.randint(1, trial.size) for _ in range(MOST + 1)]
 
 
 def share(path: Path) -> float:
-    """How much is done by a checkpoint; 0 if there is none."""
+    """Return the part of the product that a checkpoint has done; 0 if there is no checkpoint."""
     try:
         with h5py.File(path) as file:
             product = bytes(file.attrs["product"]).decode()
@@ -47,7 +47,7 @@ def share(path: Path) -> float:
 
 
 def multiply(trial: Trial) -> None:
-    """A product with checkpoints, in memory or in parts, with C on entry or without, is killed several times."""
+    """Kill a product with checkpoints several times, in memory or in parts, with or without C on entry."""
     rng, work = trial.rng, trial.work
     m, n, k = (rng.randint(300, 1200) for _ in range(3))
     dtype = rng.choice(("float64", "float64", "float32", "complex128"))
@@ -62,7 +62,7 @@ def multiply(trial: Trial) -> None:
     words = "multiply", "a.h5:/x", "b.h5:/x", "-o"
     for number, size in enumerate(ranks):
         gone = beta != 0 or rng.random() < 0.5
-        if gone:  # else ranks whose launcher was killed may still go on, and finish it
+        if gone:  # otherwise ranks whose launcher was killed may still run, and finish the product
             while there():
                 time.sleep(0.02)
             if number and not np.array_equal(trial.read("c.h5:/z"), c0):
@@ -89,16 +89,16 @@ def multiply(trial: Trial) -> None:
         judge(trial.pdgemm(ranks[0], *words, "undisturbed.h5:/z", *options), codes=(0,))
         if not np.array_equal(found, trial.read("undisturbed.h5:/z")):
             raise Finding("wrong", f"after {number} kills C is not that of an undisturbed job, bit for bit")
-    # a job that is killed just after it has replaced c.h5 leaves its lock
+    # a job that is killed right after it has replaced c.h5 does not remove its lock
     if left := sorted(x.name for x in work.iterdir() if "checkpoint" in x.name and not x.name.endswith("-lock")):
         raise Finding("litter", f"the finished product left {left}")
     trial.count("right")
 
 
 def inputs(trial: Trial) -> None:
-    """A, B or C on entry is changed while a product runs or after it was killed, and its file gets its times back.
+    """Change A, B or C on entry while a product runs or after it was killed, and restore the times of its file.
 
-    A product that runs may have read all before, and be that of the old matrix; one that goes on refuses such files.
+    A running product may have read the old matrix before, and be right for it; a continued one refuses such files.
     """
     rng, work = trial.rng, trial.work
     m, n, k = (rng.randint(300, 900) for _ in range(3))
@@ -124,16 +124,16 @@ def inputs(trial: Trial) -> None:
     if outcome == "right":
         z = trial.read("z.h5:/z")
         if min(gemm_error(z, 1.5, x["a"], x["b"], beta, x["c"]) for x in both[not runs :]) > TOLERANCE:
-            raise Finding("wrong", f"z.h5 is a product of neither what {name}.h5 held nor what it holds: {tail(run)}")
+            raise Finding("wrong", f"z.h5 is the product of neither the old nor the new {name}.h5: {tail(run)}")
     if outcome == "refused" and how == "nothing" and runs:
-        raise Finding("lost", f"nothing has changed but the time of {name}.h5: {tail(run)}")
+        raise Finding("lost", f"refused, though only the times of {name}.h5 have changed: {tail(run)}")
     if outcome == "refused" and (work / "z.h5").exists():
-        raise Finding("wrong", f"an error, and yet there is z.h5: {tail(run)}")
+        raise Finding("wrong", f"refused, and yet there is a z.h5: {tail(run)}")
     trial.count(outcome)
 
 
 def replace(file: Path, how: str, row: int, col: int) -> None:
-    """Change an element of a file, or of a copy that takes its place, or none; the time of the last write stays."""
+    """Change an element of a file in place or in a copy that replaces it, or only replace it; restore its times."""
     before, there = file.stat(), file
     if how != "in place":
         there = Path(shutil.copy2(file, file.with_name("copy.h5")))
@@ -145,7 +145,7 @@ def replace(file: Path, how: str, row: int, col: int) -> None:
 
 
 def save_all(trial: Trial) -> None:
-    """A program saves its state after each step, and goes on from there when it was killed."""
+    """Kill a program that saves its state after each step, and start it again: it continues from the last state."""
     _, ranks = sizes(trial)
     state, keep, last = trial.work / "state.h5", trial.rng.choice(("1", "2", "3")), 0
     for number, size in enumerate(ranks):
@@ -156,7 +156,7 @@ def save_all(trial: Trial) -> None:
             with h5py.File(state) as file:  # it is complete, at any time
                 step = int(file.attrs["step"])
                 if {*file} != {"w", "m"} or not (file["w"][()] == step).all():
-                    raise Finding("wrong", f"the state of step {step} is a half of two")
+                    raise Finding("wrong", f"the state of step {step} mixes two steps")
         if step < last:
             raise Finding("lost", f"step {last} was saved, and now there is {step}")
         last = step

@@ -1,4 +1,4 @@
-"""The attacks of hostile.py, by their names; the part before the dot is their kind."""
+"""The attacks of hostile.py, by name; the part before the dot is the kind."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 from attacks import commands, damage, files, processes, restart
 from attacks.trial import Attack, Trial
 
-CASES = {  # the family of attacks/ranks.py, how many cases, and what they do
-    "damage.state": ("state", 40, "Bits in the metadata of files of `save_all`, by ranks that then save again."),
-    "arguments.calls": ("deviate", 60, "One rank, or all, call the library's functions with something else."),
-    "products.keys": ("keyed", 300, "A[key] and A[key] = value beside NumPy."),
+CASES = {  # the family of attacks/ranks.py, the number of cases, and a description
+    "damage.state": ("state", 40, "A bit is flipped in a file of `save_all`, which the ranks load and save again."),
+    "arguments.calls": ("deviate", 60, "One rank, or all, call the library's functions with other arguments."),
+    "products.keys": ("keyed", 300, "A[key] and A[key] = value are compared with NumPy."),
     "products.flips": ("flip", 60, "Products with `protect=`, undisturbed and with a flipped bit."),
 }
 COMMANDS: dict[str, Attack] = {

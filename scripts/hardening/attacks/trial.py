@@ -1,7 +1,7 @@
 """One trial of the campaign: its folder, its /dev/shm, its jobs, and the detectors that judge them.
 
-It runs as the first process of namespaces of its own (hostile.py makes them): whatever runs beside it belongs
-to the trial, /dev/shm is the trial's, and all of that goes when the trial is over.
+This process is the first of new namespaces (hostile.py creates them): all other processes belong to the trial, so
+does /dev/shm, and both are cleared when the trial is over.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 from problems import TOLERANCE, gemm_error
 
 KINDS = ("hang", "wrong", "lost", "signal", "traceback", "code", "litter")
-WATCHDOG = 8  # seconds after which the library ends a job of which a rank does not join
-TOLD = "; the job is ended"  # what it says then
+WATCHDOG = 8  # seconds after which the library ends a job in which a rank does not make a collective call
+TOLD = "; the job is ended"  # the end of the watchdog's message
 SHARED = Path("/dev/shm")
 ERROR = "pdgemm: error: "
 HERE = Path(__file__).resolve().parent
@@ -38,7 +38,7 @@ Attack = Callable[["Trial"], None]
 
 
 class Finding(Exception):
-    """Something that must not happen: of a kind in KINDS, in words."""
+    """Something that must not happen: its kind, one of KINDS, and a description."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class Run:
     """A command that has ended."""
 
     command: str
-    code: int  # negative: by that signal
+    code: int  # negative: the signal that ended it
     out: str
     err: str
 
@@ -75,7 +75,7 @@ class Job:
             )
 
     def finish(self, bound: float | None = None, alive: bool = False) -> Run:
-        """Wait until it ends.  alive : what it prints shows that it lives, and starts the clock again."""
+        """Wait until it ends.  alive : the time limit starts again whenever it prints."""
         bound, start, size = bound or self.trial.bound, time.monotonic(), -1
         while self.process.poll() is None:
             if alive and (now := self._files[0].stat().st_size) != size:
@@ -108,7 +108,7 @@ class Job:
                 os.kill(pid, number)
 
     def stop(self) -> None:
-        """End the job; its ranks say where they are."""
+        """End the job, after its ranks have printed their stacks."""
         for pid in ranks():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)
@@ -123,10 +123,10 @@ class Job:
 
 
 class Trial:
-    """What an attack gets: random numbers, a folder, ways to run commands, and where to say what happened.
+    """The argument of an attack: random numbers, a folder, functions that run commands, and a record of outcomes.
 
-    size : the most ranks of a job.   bound : seconds that a command may take.   only : of an attack with many cases,
-    the one to try.
+    size : the most ranks of a job.   bound : the time limit of a command in seconds.   only : the case to try, of an
+    attack with many cases.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Trial:
             path.mkdir(parents=True)
         self.commands: list[str] = []
         self.outcomes: Counter[str] = Counter()
-        self.findings: list[tuple[str, str, str]] = []  # kind, what to repeat, text
+        self.findings: list[tuple[str, str, str]] = []  # kind, value of --trial that repeats it, text
         self.mounts: list[Path] = []
         self.shared_memory(256 << 20)
         found = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -156,26 +156,26 @@ class Trial:
             "PDGEMM_WATCHDOG": str(WATCHDOG),
         }  # fmt: skip
 
-    # ------------------------------------------------------------------ the place
+    # ------------------------------------------------------------------ file systems
     def mount(self, where: Path, size: int, *more: str) -> None:
-        """A file system of so many bytes."""
+        """Mount a file system of `size` bytes."""
         options = ",".join((f"size={max(size, 4096)}", *more))
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(where)], check=True)
         self.mounts.append(where)
 
     def shared_memory(self, size: int) -> None:
-        """A /dev/shm of so many bytes."""
+        """Mount a /dev/shm of `size` bytes."""
         self.mount(SHARED, size)
 
     def close(self) -> None:
-        """Is anything left?  Then end and remove all."""
+        """Report processes and shared memory that are left, then end and remove all."""
         end = time.monotonic() + 10
         while (left := others()) and time.monotonic() < end:
             time.sleep(0.05)
         if left:
             self.found("litter", f"processes are left: {left}")
         end_all()
-        # of Open MPI's own segments a kill leaves some, by their names
+        # a kill leaves some segments of Open MPI, which are recognised by their names
         if segments := [x.name for x in SHARED.iterdir() if not x.name.startswith(("sm_segment", "vader_segment"))]:
             self.found("litter", f"/dev/shm holds {segments}")
         while self.mounts:
@@ -183,9 +183,9 @@ class Trial:
         if not self.findings:
             shutil.rmtree(self.folder)
 
-    # ------------------------------------------------------------------ saying
+    # ------------------------------------------------------------------ outcomes
     def count(self, outcome: str) -> None:
-        """One case more that ended well: right, refused or ended."""
+        """Count a case that ended well: right, refused or ended."""
         self.outcomes[outcome] += 1
 
     def found(self, kind: str, text: str, case: int | None = None) -> None:
@@ -194,7 +194,7 @@ class Trial:
 
     # ------------------------------------------------------------------ running
     def start(self, ranks: int, *arguments: str, prefix: Sequence[str] = (), **environment: str) -> Job:
-        """`pdgemm ARGUMENTS` on so many ranks, 0: without a launcher; not waited for."""
+        """Start `pdgemm ARGUMENTS` on `ranks` ranks (0: without a launcher), and return without waiting."""
         launcher = ["mpiexec", "-n", str(ranks)] if ranks else []
         return Job(self, [*launcher, *prefix, sys.executable, "-m", "pdgemm", *arguments], environment)
 
@@ -202,13 +202,13 @@ class Trial:
         return self.start(ranks, *arguments, **environment).finish()
 
     def program(self, ranks: int, name: str, *arguments: str, launcher: Sequence[str] = (), **environment: str) -> Job:
-        """A function of attacks/programs.py on so many ranks; not waited for."""
-        aborts = ["-m", "mpi4py"] if name == "stepping" else []  # where a rank fails; others see to this themselves
+        """Start a function of attacks/programs.py on `ranks` ranks, and return without waiting."""
+        aborts = ["-m", "mpi4py"] if name == "stepping" else []  # the other programs handle failures themselves
         words = ["mpiexec", *launcher, "-n", str(ranks), sys.executable, *aborts, str(HERE / "programs.py")]
         return Job(self, [*words, name, *arguments], environment)
 
     def cases(self, family: str, count: int, seconds: float = 8) -> None:
-        """Many cases in one job of attacks/ranks.py, which goes on in another job after one that ended it."""
+        """Run many cases in one job of attacks/ranks.py, and the remaining ones in a new job if a case ends it."""
         end = time.monotonic() + seconds
         number = self.only or 0
         count = count if self.only is None else number + 1
@@ -251,13 +251,13 @@ class Trial:
         return (values * (20 if dtype == "int8" else 1)).astype(dtype)
 
     def store(self, where: str, matrix: np.ndarray) -> None:
-        """By plain h5py, as FILE:/DATASET."""
+        """Write a matrix to FILE:/DATASET by plain h5py."""
         path, name = where.split(":")
         with h5py.File(self.work / path, "a") as file:
             file[name] = matrix
 
     def read(self, where: str) -> np.ndarray:
-        """By plain h5py; what cannot be read is lost."""
+        """Read FILE:/DATASET by plain h5py; if it cannot be read, it is lost."""
         path, _, name = where.rpartition(":")
         try:
             with h5py.File(self.work / path, "r") as file:
@@ -266,19 +266,19 @@ class Trial:
             raise Finding("lost", f"{where} cannot be read: {bad}") from bad
 
     def operands(self, m: int, n: int, k: int, dtype: str = "float64") -> tuple[np.ndarray, np.ndarray]:
-        """Return A and B, which are in a.h5:/x and b.h5:/x."""
+        """Store random A and B in a.h5:/x and b.h5:/x, and return them."""
         a, b = self.matrix((m, k), dtype), self.matrix((k, n), dtype)
         self.store("a.h5:/x", a)
         self.store("b.h5:/x", b)
         return a, b
 
     def unchanged(self, where: str, was: np.ndarray) -> None:
-        """A dataset holds what it held."""
+        """Check that a dataset has not changed."""
         if not np.array_equal(self.read(where), was):
-            raise Finding("lost", f"{where} is not what it was")
+            raise Finding("lost", f"{where} has changed")
 
     def is_product(self, where: str, alpha: float, a: Any, b: Any, beta: float = 0, c: Any = None) -> np.ndarray:
-        """Return what a dataset holds, which is alpha A B + beta C."""
+        """Check that a dataset is alpha A B + beta C, and return it."""
         found = self.read(where)
         if not gemm_error(found, alpha, a, b, beta, c) <= TOLERANCE:
             raise Finding("wrong", f"{where} is not the product")
@@ -290,7 +290,7 @@ class Told(Exception):
 
 
 def judge(run: Run, codes: Sequence[int] = (0, 2)) -> str:
-    """ "right" for exit code 0, which the caller looks into, "refused" for one line and code 2; else a Finding."""
+    """Return "right" for exit code 0 (the caller checks results), "refused" for 2 and one line; else raise Finding."""
     if TOLD in run.err:
         raise Told
     text = run.out + run.err
@@ -300,31 +300,31 @@ def judge(run: Run, codes: Sequence[int] = (0, 2)) -> str:
         raise Finding("traceback", f"exit code {run.code}: {tail(run)}")
     if run.code not in codes:
         raise Finding("code", f"exit code {run.code}: {tail(run)}")
-    lines = [line for line in run.err.splitlines() if line.lstrip("\0 ").startswith(ERROR)]  # MPI may begin it
+    lines = [line for line in run.err.splitlines() if line.lstrip("\0 ").startswith(ERROR)]  # MPI may add leading NULs
     if run.code == 2 and len(lines) != 1:
         raise Finding("code", f"exit code 2 with {len(lines)} lines of errors: {tail(run)}")
     return "refused" if run.code == 2 else "right"
 
 
 def tail(run: Run, lines: int = 6) -> str:
-    """The last lines that it said."""
+    """Return the last errors that a command printed, or else its last lines."""
     said = [line for line in (run.out + run.err).splitlines() if line.strip("- ")]
     errors = [x for x in said if re.match(r"\w*(Error|Exception|pdgemm)\b.*", x)]
     return " | ".join(x.strip()[:200] for x in (errors[-2:] or said[-lines:]))
 
 
 def stacks(errors: str) -> str:
-    """Where in the package each rank was, by the stacks that it left."""
+    """Return where in the package each rank was, from the stacks that it printed."""
     found = Counter[str]()
     for stack in re.split(r"(?m)^(?:Current thread|Thread) .*$", errors)[1:]:
         inside = re.findall(r'File ".*?/((?:pdgemm|io|grids|scripts)/[^"]*)", line (\d+) in (\w+)', stack)
-        if inside and inside[0][0] != "pdgemm/support/signals.py":  # which waits for signals in a thread
+        if inside and inside[0][0] != "pdgemm/support/signals.py":  # this thread only waits for signals
             found[" < ".join(f"{function} ({path}:{line})" for path, line, function in inside[:3])] += 1
     return "; ".join(f"{n} in {where}" for where, n in found.items())
 
 
 def processes() -> list[tuple[int, bytes, bytes]]:
-    """Processes beside this one, by their numbers, with their command lines and environments."""
+    """Return the number, command line and environment of each other process."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -335,7 +335,7 @@ def processes() -> list[tuple[int, bytes, bytes]]:
 
 
 def others() -> list[str]:
-    """Processes beside this one; zombies are taken away."""
+    """Return the other processes, after zombies are reaped."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -343,13 +343,13 @@ def others() -> list[str]:
 
 
 def ranks() -> list[int]:
-    """The ranks of all jobs here."""
+    """Return the processes of the ranks of all jobs."""
     rank = re.compile(rb"\0(OMPI_COMM_WORLD_RANK|PMI_RANK)=")
     return [pid for pid, words, environment in processes() if b"python" in words and rank.search(environment)]
 
 
 def end_all() -> None:
-    """All processes beside this one, which is the first of its namespace: others are out of reach."""
+    """Kill all other processes of this namespace; this process must be its first."""
     if os.getpid() != 1:
         raise RuntimeError("this is not the first process of a namespace")
     with suppress(ProcessLookupError):
