@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the benchmarks of this tree and of another commit in turns, on 1 and 2 ranks: how has speed changed?
+# Runs the benchmarks of this tree and of another commit in turns, on 1 and 2 ranks, to compare their speed.
 #
 #   scripts/benchmarks/bench_against.sh COMMIT [TURNS]     3 turns, about 10 minutes; both run in this tree's .venv
 #
-# The benchmarks are those of this tree; they import names of the package that its documentation has, so that they also
-# measure commits whose modules have other names.
+# Both use the benchmarks of this tree.  These import documented names only, so that they also run with commits whose
+# modules have other names.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 help_asked "$@"

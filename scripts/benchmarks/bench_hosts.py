@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Between hosts: how far is each algorithm from what the processors and the cables allow?
+"""Between hosts: how close is each algorithm to the limit of the processors and the cables?
 
     scripts/benchmarks/setup_peers.sh scalapack; . scripts/env.sh
     python scripts/benchmarks/bench_hosts.py --hosts 2x1 --json hosts.json
 
-Several hosts are made on this machine by scripts/hosts.sh.  For each shape the cables are given the rate at which what
-SUMMA brings to a host takes RATIO times as long as its product.  The limit of an algorithm is
+scripts/hosts.sh makes several hosts on this machine.  For each shape the rate of the cables is set such that the
+transfer of the bytes that a host receives in SUMMA takes RATIO times as long as the product.  The limit of an
+algorithm is
 
-    max(product, transfer)      product   of a rank's share alone, while all other ranks form theirs
-                                transfer  of the bytes that its plan brings to the busiest host, redistribution
-                                          included, at the best rate of plain messages in both directions at once
+    max(product, transfer)      product   seconds of a rank's share, while all other ranks compute theirs
+                                transfer  seconds of the bytes that the busiest host receives by the plan, including
+                                          redistribution, at the best rate of plain messages in both directions
 
-and for programs that do not say how many bytes these are, the bytes of SUMMA.  The model is calibrated at that rate, as
-on a cluster: `auto` chooses by it, and its predictions are printed.
+For programs that do not report these bytes, the bytes of SUMMA are used.  The time model is calibrated at that rate,
+as on a cluster: `auto` chooses by it, and its predictions are printed.
 
-Product, exchange and all contenders are taken in turns; contenders are jobs of their own that sleep meanwhile.  The
-first of them, "both", is the product and that exchange by plain messages, at once and independent of each other: the
-processors that multiply also do the work of TCP, so that no algorithm may come nearer to the limit.  Where there are
-more ranks than processors, the ranks share them, as for the product alone.
+Product, exchange and all contenders take turns; each contender is a separate job that sleeps meanwhile.  The first
+contender, "both", runs the product and the exchange by plain messages concurrently and independently: as the
+processors that multiply also do the work of TCP, an algorithm can hardly be faster.  If there are more ranks than
+processors, the ranks share them, also in the product of the limit.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ SHAPES = "3072,65536x512x512,512x512x65536,6144x6144x512"
 
 @click.command(context_settings={"max_content_width": 110})
 @click.option("--hosts", default="2x1", show_default=True, help="HOSTSxRANKS: RANKS on each of several hosts.")
-@click.option("--ratios", default="0.25,1,4", show_default=True, help="Of transfer to product.")
-@click.option("--shapes", default=SHAPES, show_default=True, help="N or MxNxK.")
-@click.option("--layouts", default="own,columns", show_default=True, help=f"Of {', '.join(LAYOUTS)}.")
+@click.option("--ratios", default="0.25,1,4", show_default=True, help="Ratios of transfer to product.")
+@click.option("--shapes", default=SHAPES, show_default=True, help="Shapes N or MxNxK.")
+@click.option("--layouts", default="own,columns", show_default=True, help=f"Some of {', '.join(LAYOUTS)}.")
 @click.option("--algorithms", default=",".join(ALGORITHMS), show_default=True)
 @click.option("--scalapack/--no-scalapack", default=True, show_default=True)
-@click.option("--external", multiple=True, help='"NAME=COMMAND", as of bench_peers.py; repeatable.')
-@click.option("--inside", is_flag=True, hidden=True, help="On the first of these hosts.")
+@click.option("--external", multiple=True, help='"NAME=COMMAND", as in bench_peers.py; repeatable.')
+@click.option("--inside", is_flag=True, hidden=True, help="This command runs on the first of these hosts.")
 @options
 def main(
     hosts: str,
@@ -62,16 +63,16 @@ def main(
     quick: bool,
     json_file: str | None,
 ) -> None:
-    """Multiply on several hosts with all algorithms, and print the time over that of the limit.
+    """Multiply on several hosts with all algorithms, and print the ratio of each time to the limit.
 
     \b
     Layouts:
-      own      each algorithm's matrices lie where it moves nothing before and after its products, on its best grid
-      blocks   one block per rank of the squarest grid, for all
-      columns  one block of columns per rank, for all
+      own      for each algorithm the layouts that need no redistribution, on its best grid
+      blocks   one block per rank of the squarest grid, for all algorithms
+      columns  one block of columns per rank, for all algorithms
       column-parallel, row-parallel
-               those of docs/tensor_parallel.md: the cables have the rate at which what these layouts need takes RATIO
-               times as long as the product
+               the layouts of docs/tensor_parallel.md; the rate of the cables is set such that the transfers of these
+               layouts take RATIO times as long as the product
     """
     place, kernel = Place.between(hosts), kernels.kernel(blas_of_numpy())
     sizes, repeats = (chosen("300"), 1) if quick else (chosen(shapes), repeats)

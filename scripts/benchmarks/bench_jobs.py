@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whole jobs in turns: products from file to file, and steps of training on ranks beside threads of one process.
+"""Whole jobs in turns: products from file to file, and training steps on ranks compared with threads of one process.
 
 \b
     . scripts/env.sh
@@ -7,7 +7,7 @@
     python scripts/benchmarks/bench_jobs.py threads --axis tp --width 512 --samples 2048
     python scripts/benchmarks/bench_jobs.py gpt --hidden 512 --sequence 256 --jax /path/to/python
 
-Jobs of training serve a step when they are told to, and sleep while others work.
+A job of training takes a step for each line of input, and sleeps while other jobs work.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ with h5py.File(path, "w") as file:
 lap("write")
 print(json.dumps(spent))
 """
-PHASES = ("start", "read", "product", "write", "save")  # the start with all else, such as the end
+PHASES = ("start", "read", "product", "write", "save")  # "start" includes all other time, such as the end
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "two threads": (1, 2, {}),
     "one thread": (1, 1, {}),
@@ -68,7 +68,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "cp 2": (2, 1, {"cp": 2}),
     "pp 2": (2, 1, {"pp": 2, "microbatches": 8}),
     "pp 2, 2 microbatches": (2, 1, {"pp": 2, "microbatches": 2}),
-}  # ranks, threads, and what differs from one process
+}  # ranks, threads, and the options in which it differs from one process
 
 
 # ------------------------------------------------------------------ from file to file
@@ -80,10 +80,10 @@ def files(
     with_: tuple[str, ...] = (),
     folder: str = "",
 ) -> Iterator[Case]:
-    """`pdgemm multiply` from its start to its end, beside one process of h5py and NumPy with as many threads.
+    """The whole command `pdgemm multiply`, compared with one process of h5py and NumPy with as many threads.
 
     The matrices are in the page cache; without --different A and B are one dataset.  With --sync NumPy's file is
-    written to the disk, as pdgemm's is.  Each --with has options of `pdgemm multiply` for a further contender.
+    written to the disk, as pdgemm's is.  Each --with adds a contender: `pdgemm multiply` with these options.
     """
     with tempfile.TemporaryDirectory(dir=folder or None) as place:
         for size in integers(sizes):
@@ -121,7 +121,7 @@ def by_pdgemm(phases: dict[str, list[dict[str, float]]], name: str, ranks: int, 
     Path(words[4].partition(":")[0]).unlink(missing_ok=True)
     seconds, facts = run(["mpiexec", "-n", str(ranks), sys.executable, "-m", "pdgemm", *words], 1)
     product = facts["product"]
-    if "read_wait" in product:  # reading and writing are parts of the product: the waits for them
+    if "read_wait" in product:  # the product includes reading and writing: only the waits for them are subtracted
         spent = {"read": product["read_wait"], "write": product["write_wait"], "save": product["save_seconds"]}
         spent["product"] = product["seconds"] - sum(spent.values())
     else:
@@ -139,9 +139,9 @@ def in_phases(phases: dict[str, list[dict[str, float]]], _: Any) -> Iterator[str
 
 # ------------------------------------------------------------------ steps of training
 def threads(layers: int = 4, width: int = 1024, samples: int = 1024, axis: str = "dp") -> Iterator[Case]:
-    """A step on two ranks with one thread each, beside one process with two threads.
+    """A step on two ranks with one thread each, compared with one process with two threads.
 
-    With --axis dp it is the step of a perceptron; with tp that of a block, whose layers are divided among the ranks.
+    With --axis dp the model is a perceptron; with tp it is a transformer's block, whose layers are divided among ranks.
     """
     words = ["serve-threads", *(f"--{x}={y}" for x, y in locals().items())]
     with ExitStack() as stack:
@@ -154,10 +154,10 @@ def threads(layers: int = 4, width: int = 1024, samples: int = 1024, axis: str =
 def gpt(
     layers: int = 4, hidden: int = 512, heads: int = 8, sequence: int = 256, batch: int = 8, jax: str = ""
 ) -> Iterator[Case]:
-    """A step of the transformer of docs/examples/gpt in several layouts on two cores, beside two threads.
+    """A float32 step of the transformer of docs/examples/gpt in several layouts on two cores, and with two threads.
 
-    Float32.  The predictions are those of `pdgemm model` on the machine of PDGEMM_MACHINE.  --jax names a Python that
-    has jax, which takes part with two threads.
+    The predictions are those of `pdgemm model` on the machine of PDGEMM_MACHINE.  --jax names a Python with jax
+    installed; JAX then takes part with two threads.
     """
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "sequence": sequence, "batch": batch}
     own = [f"--{name}={size}" for name, size in sizes.items()]
@@ -175,7 +175,7 @@ def gpt(
 
 
 def planned_seconds(sizes: dict[str, int], layout: dict[str, Any]) -> float:
-    """Return the seconds of a step by `pdgemm model`."""
+    """Return the seconds of a step that `pdgemm model` predicts."""
     from pdgemm.planning.machines.machine import machine_at_hand
     from pdgemm.planning.models.model_plan import ModelPlan
     from pdgemm.planning.models.model_shape import ModelShape
@@ -214,7 +214,7 @@ def seconds_of_step(job: Job) -> float:
 def serve(step: Work, comm: Any) -> Iterator[Case]:
     """Take two steps for each line of the input, and print the seconds of the second one.
 
-    The first one brings back to memory and caches what the system and other jobs have driven out.
+    The first step brings pages and caches back that other jobs have replaced.
     """
     step()
     while next_line(comm):

@@ -4,21 +4,21 @@
     scripts/benchmarks/setup_peers.sh scalapack; PDGEMM_VENV=.venv-peers; . scripts/env.sh
     python scripts/benchmarks/bench_linalg.py --json linalg.json
 
-Each contender is a job of its own that sleeps while others work.  pdgemm's product of the same size is measured right
-before and right after each; what is reported is the flop rate of the function over that of the product.  ScaLAPACK
-uses its fastest grid, block size (32, 64, 128, 256) and logical block, pdgemm.linalg its fastest grid, block size and
-memory order, SciPy has all threads in one process.
+Each contender is a separate job that sleeps while others work.  pdgemm's product of the same size is measured right
+before and right after each contender; the reported ratio is the flop rate of the function over that of the product.
+ScaLAPACK uses its fastest grid, block size (32, 64, 128, 256) and logical block, pdgemm.linalg its fastest grid, block
+size and memory order, and SciPy all threads in one process.
 
     python scripts/benchmarks/bench_linalg.py --hosts 2x1 --ratio 1 --functions cholesky,lu,qr-r
 
-Between hosts that scripts/hosts.sh makes, what is reported is the time of the function over the limit
+Between hosts, which scripts/hosts.sh makes, the reported ratio is the time of the function over the limit
 
-    max(product, transfer)      product   of a rank's share alone, while all other ranks form theirs, times the flops of
-                                          the function over those of the product
-                                transfer  of the bytes that pdgemm's program brings to the busiest host, in the layout
-                                          where they are fewest, at the best rate of plain messages both ways at once
+    max(product, transfer)      product   seconds of a rank's share of the product, while all other ranks compute
+                                          theirs, times the flops of the function over the flops of the product
+                                transfer  seconds of the bytes that the busiest host receives by pdgemm's program, in
+                                          the layout with the fewest, at the best rate of plain messages both ways
 
-and the cables have the rate at which transfer takes RATIO times as long as product.
+and the rate of the cables is set such that transfer takes RATIO times as long as product.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ FUNCTIONS = {  # flops over n^3, as LAPACK counts them
     "qr": (8 / 3, "Q and R"),
     "eigh": (14 / 3, "A V = V D, A symmetric"),
     "eigh-10%": (5 / 3, "the lowest n/10 of these pairs"),
-    "eigvalsh": (4 / 3, "D alone"),
+    "eigvalsh": (4 / 3, "only D"),
     "svd": (28 / 3, "A = U S V^T, n x n"),
-    "svdvals": (8 / 3, "S alone"),
+    "svdvals": (8 / 3, "only S"),
     "qr-pivoted": (4 / 3, "R and P of A P = Q R"),
 }
 
 
 class Product:
-    """pdgemm's product of n x n matrices, by a job of its own."""
+    """pdgemm's product of n x n matrices, in a separate job."""
 
     def __init__(self, job: Job, mnk: MNK) -> None:
         self.job, self.mnk = job, mnk
@@ -77,10 +77,10 @@ class Product:
 @click.option("--contenders", "patterns", default="*", show_default=True, help='Such as "pdgemm,scipy".')
 @click.option("--ranks", default=2, show_default=True)
 @click.option("--hosts", help="HOSTSxRANKS, instead of --ranks: RANKS on each of several hosts; without SciPy.")
-@click.option("--ratio", default=1.0, show_default=True, help="Of transfer to product, between hosts.")
-@click.option("--threads", type=int, help="SciPy's; by default all cores.")
+@click.option("--ratio", default=1.0, show_default=True, help="Ratio of transfer to product, between hosts.")
+@click.option("--threads", type=int, help="Threads of SciPy; by default all cores.")
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
-@click.option("--inside", is_flag=True, hidden=True, help="On the first of these hosts.")
+@click.option("--inside", is_flag=True, hidden=True, help="This command runs on the first of these hosts.")
 @options
 def main(
     sizes: str,
@@ -98,11 +98,11 @@ def main(
 ) -> None:
     """Compare pdgemm.linalg with ScaLAPACK and LAPACK; the yardstick is pdgemm's product on the same ranks.
 
-    Between hosts the yardstick is what the processors and the cables allow, and SciPy does not take part.
+    Between hosts the yardstick is the limit of the processors and the cables, and SciPy does not take part.
     """
     wanted, repeats = functions.split(","), 1 if quick else repeats
     if unknown := [x for x in wanted if x not in FUNCTIONS]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(FUNCTIONS)}", param_hint="--functions")
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(FUNCTIONS)}", param_hint="--functions")
     if not all(x.isdigit() and int(x) for x in sizes.split(",")):
         raise click.BadParameter(f"{sizes!r} is not a list of sizes", param_hint="--sizes")
     lengths = [300 if hosts else 40] if quick else [int(x) for x in sizes.split(",")]
@@ -125,7 +125,7 @@ def main(
 
 
 def contenders(place: Place, dtype: str, threads: int) -> list[Contender]:
-    """Return pdgemm, ScaLAPACK and, on one host, SciPy; some may be missing."""
+    """Return pdgemm, ScaLAPACK and, on one host, SciPy; some may not be installed."""
     ours = Contender("pdgemm", place.python("with_linalg", "pdgemm:{function}", "native", dtype))
     scipy = Place(1).python("with_linalg", "scipy:{function}", "native", dtype)
     one = f"env OMP_NUM_THREADS={threads} OPENBLAS_NUM_THREADS={threads} {scipy}"
@@ -157,7 +157,7 @@ def case(
                 planned = job(place.python("with_linalg", "planned:{function}", "native", dtype))
                 nbytes = float(planned.multiply(*mnk)[1].split()[0]) * 1e6
                 if not nbytes:
-                    raise Unable("in one of its layouts nothing is sent between hosts")
+                    raise Unable("in one of the layouts nothing is sent between hosts")
                 rate = stack.enter_context(cables(place, limits["product"], mnk, nbytes, ratio, share))
                 yardstick = Limit(limits, mnk, nbytes, rate, share)
         except Unable as failed:

@@ -44,7 +44,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def elements(comm: Any, sizes: str = "4000,8") -> Iterator[Case]:
-    """Reductions and elementwise operations, beside NumPy's on the local array."""
+    """Reductions and elementwise operations, compared with NumPy's on the local array."""
     for n in map(int, sizes.split(",")):
         with ProcessGrid(comm, (comm.size, 1)) as grid:
             A = DistMatrix.random((n * comm.size, n), seed=1, grid=grid)
@@ -54,7 +54,7 @@ def elements(comm: Any, sizes: str = "4000,8") -> Iterator[Case]:
 
 
 def redistribute(comm: Any, size: int = 4096, dtype: Any = "float64") -> Iterator[Case]:
-    """Redistributions among some layouts, beside copies of the local arrays in memory."""
+    """Redistributions among some layouts, compared with copies of the local arrays in memory."""
     sides = {"row": (1, comm.size), "column": (comm.size, 1), "square": None}
     grids = {name: ProcessGrid(comm, shape) for name, shape in sides.items()}
     for name, (one, two) in MOVES.items():
@@ -68,11 +68,11 @@ def redistribute(comm: Any, size: int = 4096, dtype: Any = "float64") -> Iterato
         }
         source.redistribute(Y)
         words = comm.allreduce(Y.report.counted.words_received)
-        yield Case(name, works, facts=said(f"{words / size**2:.0%} of the elements travel"))
+        yield Case(name, works, facts=said(f"{words / size**2:.0%} of the elements are sent"))
 
 
 def qr(comm: Any, shapes: str = "100000x64,20000x512") -> Iterator[Case]:
-    """QR of tall matrices by each method, beside SciPy and NumPy on rank 0, with as many threads as there are ranks.
+    """QR of tall matrices by each method, compared with SciPy and NumPy on rank 0 with a thread per rank.
 
     Leave OMP_NUM_THREADS unset.
     """
@@ -108,9 +108,9 @@ def rates(flops: float, seconds: dict[str, float]) -> list[str]:
 
 
 def states(comm: Any, cases: str = "100x32,4x1448", folder: str = "") -> Iterator[Case]:
-    """`save_all` and `load_all` of many square matrices (NUMBERxORDER), beside one matrix after the other.
+    """`save_all` and `load_all` of many square matrices (NUMBERxORDER), compared with one matrix after the other.
 
-    Those of more than 724 rows have more than 2^19 elements, and are written by all ranks.
+    Matrices of more than 724 rows have more than 2^19 elements, and are written by all ranks.
     """
     from pdgemm.io import hdf5
 
@@ -131,7 +131,7 @@ def states(comm: Any, cases: str = "100x32,4x1448", folder: str = "") -> Iterato
             title = f"{number} of {order} x {order}"
             yield Case(f"save {title}", {"all at once": partial(hdf5.save_all, path, matrices), "alone": save_each})
             yield Case(f"load {title}", {"all at once": partial(hdf5.load_all, path, grid), "alone": load_each})
-        comm.Barrier()  # until no rank has a file open in the folder
+        comm.Barrier()  # the folder is removed after all ranks have closed their files
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
     PDGEMM_VENV=.venv-peers; . scripts/env.sh
     python scripts/benchmarks/bench_peers.py --json peers.json
 
-setup_peers.sh installs what is compared.  Each contender is a job of its own that sleeps while others multiply;
-NumPy's product with all cores is measured right before and right after each, and the ratio is the mean of these two
-times over that of the contender.  There is none where the two BLAS multiply for processors of different generations:
-OPENBLAS_CORETYPE tells each to use NumPy's kernel, but not all can.
+setup_peers.sh installs the peers.  Each contender is a separate job that sleeps while others multiply.  NumPy's product
+with all cores is measured right before and right after each; the ratio is the mean of these two times over the time of
+the contender.  No ratio is printed if the two BLAS use kernels for processors of different generations:
+OPENBLAS_CORETYPE asks each to use NumPy's kernel, but not all of them can.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SHAPES: dict[str, MNK] = {
     "large-k": (512, 512, 65536),
     "flat": (4096, 4096, 256),
 }
-FIELDS = ("m", "n", "k", "ranks", "dtype", "layout", "repeats")  # of commands
+FIELDS = ("m", "n", "k", "ranks", "dtype", "layout", "repeats")  # the names that commands may contain in braces
 LAYOUTS = ("native", "columns")
 DEFAULT = "1024,2048,4096,tall,large-k,flat"
 QUICK: dict[str, MNK] = {"64": (64, 64, 64), "tall": (500, 8, 8), "large-k": (8, 8, 500)}
-PYTHON = {  # the module in which each is looked for, and its variants
+PYTHON = {  # the module that must be installed, and the variants
     "pdgemm": ("pdgemm", ("", "summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "mkl")),
     "pylops-mpi": ("pylops_mpi", ("block", "summa")),
     "heat": ("heat", ("",)),
@@ -52,14 +52,14 @@ SCALAPACK = {"": "scalapack_gemm", "256": "scalapack_gemm_256", "mkl": "scalapac
 
 
 @click.command(context_settings={"max_content_width": 110})
-@click.option("--shapes", default=DEFAULT, show_default=True, help=f"Of {', '.join(SHAPES)}, or N, or MxNxK.")
+@click.option("--shapes", default=DEFAULT, show_default=True, help=f"Some of {', '.join(SHAPES)}, N, or MxNxK.")
 @click.option("--layout", type=click.Choice([*LAYOUTS, "both"]), default="both", show_default=True)
 @click.option("--contenders", "patterns", default="*", show_default=True, help='Such as "pdgemm,scalapack*".')
 @click.option("--external", multiple=True, help='"NAME=COMMAND", see above; repeatable.')
 @click.option("--ranks", default=2, show_default=True)
-@click.option("--threads", type=int, help="NumPy's; by default all cores.")
+@click.option("--threads", type=int, help="Threads of NumPy; by default all cores.")
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
-@click.option("--order", type=click.Choice("CF"), default="C", show_default=True, help="Of pdgemm's local arrays.")
+@click.option("--order", type=click.Choice("CF"), default="C", show_default=True, help="Order of pdgemm's arrays.")
 @click.option("--block", default=0, help="Block size of pdgemm's native layout; by default one block per rank.")
 @options
 def main(
@@ -80,8 +80,8 @@ def main(
 
     \b
     Layouts:
-      native   A, B and C lie as the contender likes it best
-      columns  each in one block of columns per rank; moving them there and back counts
+      native   A, B and C have the contender's fastest layouts
+      columns  each has one block of columns per rank; the time of redistribution counts
 
     \b
     Contenders: pdgemm (its own choice, on SciPy's BLAS), pdgemm:mkl (on MKL), pdgemm:summa, pdgemm:stationary_a,
@@ -90,13 +90,13 @@ def main(
     thread each; dask has P threads.
 
     An external contender is a command, in which {m}, {n}, {k}, {ranks}, {dtype}, {layout} and {repeats} are replaced.
-    It reads a line "m n k" for each product and answers with a line: the seconds that the product took, and after
-    a space what may be noted about it; or "-" and why it cannot.  A line "kernel NAME" before the first answer says
-    what its BLAS uses, such as openblas_get_corename() or the Processor of MKL_Get_Version(); if there is none, what
-    OpenBLAS says when it is loaded is taken.  Other lines that it prints are passed over, and an empty line, or the
-    end of input, ends it.  The first product of a shape is not counted: that is the time to choose
-    a layout and to check the result.  A command that names {m}, {n} or {k} is started anew for each shape, and gets
-    {repeats} lines.  Between its products it has to sleep.
+    For each product it reads a line "m n k", and prints a line: the seconds of the product and an optional note after
+    a space; or "-" and the reason why it cannot multiply.  A line "kernel NAME" before the first answer names the
+    kernel of its BLAS, such as openblas_get_corename() or the Processor of MKL_Get_Version(); without this line, the
+    name that OpenBLAS prints when it is loaded is taken.  Other lines of its output are ignored.  It must end at an
+    empty line or at the end of input.  The first product of a shape is not counted: in it a contender can choose a
+    layout and check the result.  A command that contains {m}, {n} or {k} is started again for each shape, and gets
+    {repeats} lines.  Between products it must sleep.
     """
     sizes, repeats = (QUICK, min(repeats, 2)) if quick else (chosen(shapes), repeats)
     threads = threads or len(os.sched_getaffinity(0))
@@ -126,7 +126,7 @@ def main(
 
 
 def contenders(place: Place, dtype: str, order: str, block: int) -> list[Contender]:
-    """Return all that can be compared, with those that are missing."""
+    """Return all contenders, including those that are not installed."""
     known = []
     for name, (module, variants) in PYTHON.items():
         for variant in variants:
@@ -154,18 +154,18 @@ def chosen(names: str) -> dict[str, MNK]:
             m, n, k = (int(side) for side in (sides * 3)[:3])
             shapes[name] = (m, n, k)
         else:
-            raise click.BadParameter(f"{name!r} is none of {', '.join(SHAPES)}, N, MxNxK", param_hint="--shapes")
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(SHAPES)}, N, MxNxK", param_hint="--shapes")
     return shapes
 
 
 def named(known: list[Contender], patterns: str) -> list[Contender]:
-    """Return those whose names match; NumPy always takes part.  Raises BadParameter."""
+    """Return the contenders whose names match; NumPy always takes part.  Raises BadParameter."""
     chosen: dict[str, Contender] = {}
     for pattern in patterns.split(","):
         matching = [x for x in known if fnmatchcase(x.name, pattern)]
         if not matching and pattern not in ("", "numpy"):
             names = ", ".join(x.name for x in known)
-            raise click.BadParameter(f"{pattern!r} is none of numpy, {names}", param_hint="--contenders")
+            raise click.BadParameter(f"{pattern!r} is not one of numpy, {names}", param_hint="--contenders")
         chosen |= {x.name: x for x in matching}
     return list(chosen.values())
 
@@ -175,7 +175,7 @@ def plugged_in(given: str) -> Contender:
     name, _, command = given.partition("=")
     try:
         words = shlex.split(command.format(**dict.fromkeys(FIELDS, 1)))
-        trouble = "" if name and words else "one is empty"
+        trouble = "" if name and words else "the name or the command is empty"
     except (KeyError, IndexError, ValueError) as bad:
         trouble = f"{type(bad).__name__}: {bad}"
     if trouble:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plans: how long they take, and whether the clock ranks algorithms as their predictions do.
+"""Plans: the time that planning takes, and whether measured times rank algorithms as the predictions do.
 
 \b
     python scripts/benchmarks/bench_planning.py many --ranks 99991,100000
@@ -30,16 +30,16 @@ from pdgemm.planning.problem import Problem
 from pdgemm.planning.question import Question
 from pdgemm.planning.search.grid_search import priced
 
-SIDE, BLOCK = 2048, 64  # of the factorisation whose steps are planned
+SIDE, BLOCK = 2048, 64  # the order and the block size of the factorisation whose steps are planned
 NODE = 32  # ranks of a node, and the sides of a grid of ranks for which one process plans
-DEEP = 64  # times as many inner indices as rows: the products that "inner" is for
-SAME = 1.25  # times that differ by less are not told apart
+DEEP = 64  # from this ratio k / m on, A in columns and B in rows are tried, too: layouts for "inner"
+SAME = 1.25  # times with a smaller ratio count as equal
 RANKED = "512,1536,3072,256x256x65536,512x512x16384,512x512x65536,32768x256x256,256x32768x256,3072x3072x128,"
 RANKED += "3072x128x3072,128x3072x3072"
 
 
 def many(ranks: str = "99991,100000") -> Iterator[Case]:
-    """The choice of `pdgemm plan` for the shapes of the COSMA paper on nodes of 64 ranks, with nothing remembered."""
+    """The choice of `pdgemm plan` for the shapes of the COSMA paper on nodes of 64 ranks, with empty caches."""
 
     def choose(mnk: tuple[int, int, int], count: int, memory: int | None) -> None:
         priced.cache_clear()
@@ -52,7 +52,7 @@ def many(ranks: str = "99991,100000") -> Iterator[Case]:
 
 
 def steps(comm: Any) -> Iterator[Case]:
-    """Plans of new extents, as the steps of a blocked factorisation need them, each for a smaller matrix."""
+    """Plans for new extents, as in a blocked factorisation, each of whose steps has a smaller matrix."""
     from pdgemm import DistMatrix, ProcessGrid, plan
 
     with ProcessGrid(comm) as grid:
@@ -96,10 +96,10 @@ def plan_next(layouts: Iterator[tuple[Layout, Layout, Layout]], per_node: int) -
 
 
 def ranking(comm: Any, shapes: str = RANKED) -> Iterator[Case]:
-    """Products by each algorithm, from near-square blocks, and for large k from A in columns and B in rows, too.
+    """Products by each algorithm, from near-square blocks, and for large k also from A in columns and B in rows.
 
-    A product is ranked alike if every two algorithms whose median times differ by more than 25% are in the order of
-    their predictions, and the one with the shortest prediction takes at most 25% longer than the fastest.
+    A product is ranked alike if any two algorithms whose median times differ by more than 25% have the order of their
+    predictions, and the algorithm with the shortest prediction takes at most 25% longer than the fastest one.
     """
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.tools.calibrate import calibrate
@@ -122,7 +122,7 @@ def ranking(comm: Any, shapes: str = RANKED) -> Iterator[Case]:
 
 
 def possible_plans(matrices: tuple[Any, Any, Any], machine: Machine) -> dict[str, Any]:
-    """Return a plan by each algorithm that runs on so many ranks."""
+    """Return a plan by each algorithm that runs on this number of ranks."""
     from pdgemm import plan
     from pdgemm.errors import ArgumentError
     from pdgemm.planning.algorithm_registry import families
@@ -137,7 +137,7 @@ def possible_plans(matrices: tuple[Any, Any, Any], machine: Machine) -> dict[str
 
 
 def compared(plans: dict[str, Any], alike: list[bool], seconds: dict[str, float]) -> list[str]:
-    """Say whether measured and predicted seconds have one order, and note it."""
+    """Return lines that say whether measured and predicted seconds have the same order, and append it to `alike`."""
     pairs = itertools.permutations(plans, 2)
     wrong = [(a, b) for a, b in pairs if seconds[a] * SAME < seconds[b] and plans[a].seconds > plans[b].seconds]
     first = min(plans, key=lambda name: plans[name].seconds)

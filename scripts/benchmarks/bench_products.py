@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Products of two matrices: beside BLAS, on several layouts, and with what may be asked for beside the product.
+"""Products of two matrices: compared with BLAS, on several layouts, and with options such as epilogues or traces.
 
 \b
     . scripts/env.sh; export OMP_NUM_THREADS=1
@@ -60,7 +60,7 @@ def per_rank(grid: Any, size: int, dtype: str) -> tuple[DistMatrix, DistMatrix, 
 
 
 def product(comm: Any, shapes: str = "512,1024,2048", dtype: str = "float64") -> Iterator[Case]:
-    """C = A B, beside BLAS's product of the share of a rank, which all ranks form at once."""
+    """C = A B, compared with BLAS's product of a rank's share, which all ranks compute at the same time."""
     with ProcessGrid(comm) as grid:
         for m, n, k in extents(shapes):
             A, B, C = operands(grid, (m, n, k), dtype=dtype)
@@ -71,9 +71,9 @@ def product(comm: Any, shapes: str = "512,1024,2048", dtype: str = "float64") ->
 
 
 def layouts(comm: Any, shapes: str = "2048", dtype: str = "float64") -> Iterator[Case]:
-    """C = A B of matrices in several layouts; what has to be moved counts.
+    """C = A B of matrices in several layouts; the time of redistribution counts.
 
-    The grouped product has as many operations: a B for each 256 rows of A, which are drawn at random.
+    The grouped product has as many operations: there is a B for each group of 256 rows of A, drawn at random.
     """
     size = comm.size
     sides: dict[str, Any] = {"square": None, "row": (1, size), "column": (size, 1)}
@@ -101,7 +101,7 @@ def layouts(comm: Any, shapes: str = "2048", dtype: str = "float64") -> Iterator
 
 
 def overhead(comm: Any) -> Iterator[Case]:
-    """Calls with matrices of 8 x 8, beside BLAS on the local parts, panels one inner index wide, and messages."""
+    """Calls with 8 x 8 matrices compared with BLAS on the local parts; panels one inner index wide; and messages."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         A, B, C = operands(grid, (8, 8, 8))
         how: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape}
@@ -129,7 +129,7 @@ def overhead(comm: Any) -> Iterator[Case]:
 
 
 def messages(comm: Any) -> dict[str, Work]:
-    """Return functions that send with a request for each message, as panels travel, and with a persistent request."""
+    """Return functions that send by a request for each message, as panels are sent, and by a persistent request."""
     from mpi4py import MPI
 
     other, odd, words = comm.rank ^ 1, comm.rank % 2, np.zeros(1024)
@@ -145,7 +145,7 @@ def messages(comm: Any) -> dict[str, Work]:
 
 
 def overlap(comm: Any, size: int = 2048, panel_width: int = 256) -> Iterator[Case]:
-    """SUMMA by messages, in slabs between which messages are tested, beside products in one piece.
+    """SUMMA by messages with products in slabs, between which messages are tested, and with products in one piece.
 
     Set PDGEMM_RANKS_PER_NODE=1, so that every rank counts as a node.
     """
@@ -173,7 +173,7 @@ def overlap(comm: Any, size: int = 2048, panel_width: int = 256) -> Iterator[Cas
 
 
 def emulated(comm: Any, sizes: str = "512,1024,2048", names: str = "ozaki,ozaki-5,bf16x9") -> Iterator[Case]:
-    """Products by slices beside those of BLAS, and the largest error of both in a sample of rows, over |A||B|."""
+    """Products by slices compared with BLAS, and the largest error of both in a sample of rows, over |A||B|."""
     from pdgemm.local.arrays.emulation import EMULATIONS
 
     with ProcessGrid(comm) as grid:
@@ -198,7 +198,7 @@ def error(A: DistMatrix, B: DistMatrix, C: DistMatrix) -> float:
 
 
 def epilogue(comm: Any, sizes: str = "1024,2048") -> Iterator[Case]:
-    """Products with an epilogue, beside the product, a pass over C, and the functions of NumPy after the product."""
+    """Products with an epilogue, compared with plain products, a pass over C, and NumPy's functions on C."""
     with ProcessGrid(comm) as grid:
         for size in integers(sizes):
             for dtype in FLOATS:
@@ -225,7 +225,7 @@ def of_epilogue(seconds: dict[str, float]) -> list[str]:
 
 
 def protect(comm: Any, sizes: str = "512,1024,2048,4096") -> Iterator[Case]:
-    """Products with checksums beside plain ones."""
+    """Products with checksums compared with plain ones."""
     with ProcessGrid(comm) as grid:
         for size in integers(sizes):
             for dtype in FLOATS:
@@ -240,7 +240,7 @@ def of_checksums(C: Any, seconds: dict[str, float]) -> list[str]:
 
 
 def tracing(comm: Any, sizes: str = "512,1024,2048", width: int = 64, nvtx: bool = False) -> Iterator[Case]:
-    """Prepared products with and without a trace, whose limit is 1.02; narrow panels have more spans."""
+    """Prepared products with and without a trace; the ratio should be at most 1.02.  Narrow panels have more spans."""
     from pdgemm.instrument.recorder import Recorder
     from pdgemm.instrument.spans import Trace, Traced, taking
 

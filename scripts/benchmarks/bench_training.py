@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training: collectives beside MPI's own, steps beside what processors and cables allow, many tensors beside one.
+"""Training: collectives compared with MPI's, steps with the limit of processors and cables, many tensors with one.
 
 \b
     mpiexec -n 2 python scripts/benchmarks/bench_training.py collectives
@@ -8,8 +8,8 @@
     python scripts/benchmarks/bench_training.py gpt-products
     scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_training.py step
 
-"limit" is an exchange by plain messages of as many bytes as the bound of the collectives says, in both directions at
-once.  Steps on threads, and of whole models in several layouts, are in bench_jobs.py.
+"limit" is an exchange by plain messages, in both directions at once, of the bytes in the lower bound of the
+collectives.  Steps on threads, and steps of whole models in several layouts, are in bench_jobs.py.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def mesh_of(**axes: Any) -> Any:
 
 
 def exchange(comm: Any, words: int) -> Work:
-    """Return a function that sends so many float32 words to the next rank, and receives as many."""
+    """Return a function that sends `words` float32 words to the next rank, and receives as many."""
     there, back = np.zeros(words, "f"), np.zeros(words, "f")
     return lambda: comm.Sendrecv(there, (comm.rank + 1) % comm.size, 0, back, (comm.rank - 1) % comm.size, 0)
 
 
 def collectives(comm: Any, sizes: str = "4096,1e6,4e6,16e6,64e6") -> Iterator[Case]:
-    """All-reduce, reduce-scatter and all-gather of one bucket of so many bytes, as training starts them, and MPI's."""
+    """All-reduce, reduce-scatter and all-gather of one bucket of each size in bytes, as in training, and by MPI."""
     mesh = mesh_of(dp=-1)
     for size in integers(sizes):
         for operation in COLLECTIVES:
@@ -117,7 +117,7 @@ class Perceptron:
 
 
 class Block:
-    """The two linear layers of a transformer's block, of hidden width `width` and four times as much between them."""
+    """The two linear layers of a transformer's block, from `width` to four times `width` and back."""
 
     def __init__(self, mesh: Any, width: int, samples: int) -> None:
         from pdgemm.parallel.layers import Linear, layernorm, layernorm_backward
@@ -148,7 +148,7 @@ class Block:
 
 
 def step(comm: Any, layers: int = 4, width: int = 1024, samples: str = "512,1024") -> Iterator[Case]:
-    """A step of a perceptron, that of each rank alone, and its collectives; samples are those of each rank."""
+    """A step of a perceptron, a step of one process without messages, and the collectives; `samples` are per rank."""
     mesh = mesh_of(dp=-1)
     for number in integers(samples):
         for stage in (0, 2):
@@ -217,7 +217,7 @@ def layers(comm: Any, width: int = 512, samples: int = 2048) -> Iterator[Case]:
 
 
 def tensors(comm: Any, number: int = 300, words: int = 64) -> Iterator[Case]:
-    """A step of many small parameters, one that is as large as all, and the additions of the many without buckets."""
+    """A step of many small parameters, a step of one parameter of the same total size, and plain additions of each."""
     mesh = mesh_of(dp=-1)
 
     def facts(seconds: dict[str, float]) -> list[str]:
@@ -233,7 +233,7 @@ def tensors(comm: Any, number: int = 300, words: int = 64) -> Iterator[Case]:
 
 
 def step_of_tensors(mesh: Any, stage: int, number: int, words: int) -> tuple[Work, Work]:
-    """Return a step with gradients of 1, and one that only adds these to plain arrays."""
+    """Return a step with gradients of 1, and a function that only adds these to plain arrays."""
     from pdgemm.parallel import SGD, Buckets, ShardedOptimizer
 
     values = {f"x{k}": np.zeros(words, "f") for k in range(number)}
@@ -255,9 +255,9 @@ def step_of_tensors(mesh: Any, stage: int, number: int, words: int) -> tuple[Wor
 
 
 class Sleeping:
-    """A stage that sleeps, and sends arrays of so many float32 words.
+    """A stage that sleeps, and sends arrays of `words` float32 words.
 
-    seconds : of each kind of action.
+    seconds : {kind of action: its seconds}.
     """
 
     def __init__(self, seconds: dict[str, float], words: int) -> None:
@@ -281,11 +281,11 @@ class Sleeping:
 def pipelines(
     comm: Any, microbatches: int = 8, chunks: int = 2, forward: float = 0.02, words: int = 1000, draw: bool = False
 ) -> Iterator[Case]:
-    """Pipelines of stages that sleep, by each schedule: the bubble of a run beside that of the walk.
+    """Pipelines of stages that sleep, by each schedule: the measured bubble compared with that of the walk.
 
-    A forward pass takes `forward` seconds and a backward pass twice as long, half of it for the gradients of weights; a
-    chunk takes its share.  The processors are idle meanwhile, so that there may be more stages than cores.  The bubble
-    is the time in which the stages wait over the time in which they work, in the step of median length.
+    A forward pass takes `forward` seconds and a backward pass twice as long, half of it for the gradients of weights;
+    with chunks, each takes its share.  Sleeping stages need no processor, so there may be more stages than cores.  The
+    bubble is the waiting time of the stages over their working time, in the step of median length.
     """
     from pdgemm.parallel import PipelineSchedule
 
@@ -307,7 +307,7 @@ def pipelines(
 
 
 def pipeline_run(mesh: Any, schedule: Any, stage: Sleeping, runs: list[Any]) -> Work:
-    """Return a function that runs a pipeline, and adds the timeline of the run."""
+    """Return a function that runs a pipeline, and appends the timeline of the run to `runs`."""
     from pdgemm.instrument import spans
     from pdgemm.parallel import Pipeline
     from pdgemm.schedules.training.pipeline_orders import Action
@@ -340,7 +340,7 @@ def gpt_step(words: list[str]) -> tuple[Callable[[], object], Any]:
 def gpt_products(
     comm: Any, layers: int = 4, hidden: int = 512, heads: int = 8, sequence: int = 256, batch: int = 8
 ) -> Iterator[Case]:
-    """A step of the transformer of docs/examples/gpt on one process, and the matrix products of its size alone."""
+    """A step of the transformer of docs/examples/gpt on one process, compared with only its matrix products."""
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "sequence": sequence, "batch": batch}
     step, _ = gpt_step([f"--{name}={size}" for name, size in sizes.items()])
     h, s, d, tokens, cores = hidden, sequence, hidden // heads, batch * sequence, batch * heads

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A job of a contender that is written in Python: contender.py MODULE VARIANT LAYOUT DTYPE ORDER BLOCK.
 
-MODULE is one of `peers`.  BLOCK is 0 for one block per rank.  The job answers lines as peers/job.py describes.
+MODULE is a module of `peers`.  BLOCK is 0 for one block per rank.  peers/job.py describes input and output.
 """
 
 import sys

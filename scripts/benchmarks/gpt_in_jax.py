@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The transformer of docs/examples/gpt in JAX, whose steps `bench_jobs.py gpt --jax` times; needs jax alone."""
+"""The transformer of docs/examples/gpt in JAX, whose steps `bench_jobs.py gpt --jax` times; needs only jax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = dict[str, Any]
 
 
 class Sizes(NamedTuple):
-    """Of a model and a step."""
+    """The sizes of the model and of a step."""
 
     layers: int
     hidden: int
@@ -69,7 +69,7 @@ def loss(p: Arrays, tokens: Any, sizes: Sizes) -> Any:
 
 @partial(jax.jit, static_argnums=3, donate_argnums=(0,))
 def step(state: tuple[Arrays, Arrays, Arrays, Any], tokens: Any, rate: float, sizes: Sizes) -> tuple[Any, Any]:
-    """AdamW with clipping, as the example's."""
+    """Take a step of AdamW with clipping, as in the example."""
     p, m, v, t = state
     value, g = jax.value_and_grad(loss)(p, tokens, sizes)
     size = jnp.sqrt(sum((x * x).sum() for x in g.values()))
@@ -81,7 +81,7 @@ def step(state: tuple[Arrays, Arrays, Arrays, Any], tokens: Any, rate: float, si
 
 
 def main() -> None:
-    """Take steps whenever the input says so, and print their seconds."""
+    """Take two steps for each line of input, and print the seconds of the second one."""
     parser = argparse.ArgumentParser()
     for name in Sizes._fields:
         parser.add_argument(f"--{name}", type=int)
@@ -93,7 +93,7 @@ def main() -> None:
     for word in sys.stdin:
         if not word.strip():
             break
-        for _ in range(2):  # as the other jobs: the second one counts
+        for _ in range(2):  # only the second step counts, as in the other jobs
             start = perf_counter()
             state, value = step(state, tokens, 1e-3, sizes)
             float(value)

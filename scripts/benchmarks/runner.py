@@ -1,8 +1,8 @@
-"""What all benchmarks share: contenders that take turns, medians, ratios, one form of output, and the command line.
+"""The runner of all benchmarks: contenders take turns; medians and ratios are printed; functions become commands.
 
 A program of benchmarks is a file of functions that yield cases, and ends with `main(*functions)`.  Each function is a
-command, and its parameters are the options.  A function with a parameter `comm` runs on all ranks of a job of MPI; one
-without it runs in one process, which may start jobs.
+command, and its parameters are the options.  A function with a parameter `comm` runs on all ranks of an MPI job; a
+function without it runs in one process, which may start jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 import click
-import scipy.linalg.blas  # noqa: F401  # pdgemm calls this BLAS, so that it belongs to the libraries that are listed
+import scipy.linalg.blas  # noqa: F401  # loads the BLAS that pdgemm calls, so that `machine` lists it
 from threadpoolctl import threadpool_info
 
 Work = Callable[[], object]
@@ -35,9 +35,9 @@ DEBIAN = ("libscalapack-openmpi-dev", "libopenblas0-pthread", "libopenmpi3")
 class Case:
     """Contenders that take turns; the time of each is divided by that of the first one in the same turn.
 
-    works : by the names of the contenders.   calls : in each turn, whose mean time counts.
-    facts : returns further lines for the output, given the median seconds of all contenders.
-    own_clock : the contenders return their seconds.
+    works : {name of a contender: function}.   calls : the calls in each turn; their mean time counts.
+    facts : returns further lines of output, given the median seconds of all contenders.
+    own_clock : the functions return their seconds, which are used instead of measured ones.
     """
 
     name: str
@@ -53,7 +53,7 @@ def said(*lines: str) -> Callable[[dict[str, float]], Iterable[str]]:
 
 
 def in_turns(comm: Any, case: Case, repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of the slowest rank for each contender and turn; the first turn is not counted."""
+    """Return the seconds of the slowest rank for each contender and turn, after a first turn that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in case.works}
     for turn in range(repeats + 1):
         for name, work in case.works.items():
@@ -100,7 +100,7 @@ def lines_of(case: Case, results: list[dict[str, Any]]) -> list[str]:
 
 
 def in_unit(seconds: float) -> str:
-    """Return seconds with four digits in the unit that fits them."""
+    """Return seconds as a text with four digits, in s, ms or us."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if abs(seconds) * factor >= 1:
             return f"{seconds * factor:.4g} {unit}"
@@ -108,7 +108,7 @@ def in_unit(seconds: float) -> str:
 
 
 def main(*benchmarks: Callable[..., Iterator[Case]]) -> None:
-    """Run the program, of which each benchmark is a command."""
+    """Run the command line, in which each benchmark is a command."""
     program = click.Group(help=sys.modules["__main__"].__doc__, context_settings={"max_content_width": 110})
     for function in benchmarks:
         program.add_command(command_of(function))
@@ -129,8 +129,8 @@ def command_of(function: Callable[..., Iterator[Case]]) -> click.Command:
         for name, x in parameters.items()
         if name != "comm"
     ]
-    options.append(click.Option(["--repeats"], default=7, show_default=True, help="Turns that are counted."))
-    options.append(click.Option(["--json", "json_file"], help="The file that all results are written to."))
+    options.append(click.Option(["--repeats"], default=7, show_default=True, help="Number of measured turns."))
+    options.append(click.Option(["--json", "json_file"], help="Write all results to this file."))
 
     def run(repeats: int, json_file: str | None, **given: Any) -> None:
         if "comm" in parameters:
@@ -179,7 +179,7 @@ def asleep(comm: Any) -> None:
 
 # ------------------------------------------------------------------ the machine
 def machine() -> dict[str, Any]:
-    """Return the CPU, the number of cores, the load before, and the versions of what takes part."""
+    """Return the CPU, the number of cores, the load before the benchmark, and the versions of the libraries."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -205,7 +205,7 @@ def machine() -> dict[str, Any]:
 
 
 def machine_line(about: Mapping[str, Any]) -> str:
-    """Return what `machine` says as a text."""
+    """Return the facts of `machine` as a text."""
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     said = f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f} before; {about['date']}.  "
     return said + f"BLAS: {'; '.join(about['blas'])}.  MPI: {about['mpi']}.  {versions}."
@@ -221,7 +221,7 @@ def cpu() -> str:
 
 
 def first_line(*command: str) -> str:
-    """Return the first line of what a command prints, or an empty text if it fails."""
+    """Return the first line of a command's output, or "" if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes .venv-peers: pdgemm and what scripts/benchmarks/bench_peers.py and bench_linalg.py compare it with.
+# Makes .venv-peers: pdgemm and its peers, for scripts/benchmarks/bench_peers.py and bench_linalg.py.
 #
-#   scripts/benchmarks/setup_peers.sh [PEER...]      of pylops-mpi, dask, heat, scalapack, mkl; all of them by default
+#   scripts/benchmarks/setup_peers.sh [PEER...]      some of pylops-mpi, dask, heat, scalapack, mkl; by default all
 #
-# A peer that cannot be had is reported with the reason, and left out; run again, it is tried again.
-# ScaLAPACK is Debian's or Ubuntu's, on their Open MPI and OpenBLAS; mkl is that of the wheel, on the same Open MPI.
+# A peer that cannot be installed is reported with the reason, and left out; the next run tries it again.
+# ScaLAPACK is Debian's or Ubuntu's, on their Open MPI and OpenBLAS; mkl is MKL's wheel, on the same Open MPI.
 #
-# PDGEMM_TORCH=...   what heat computes with, for pip (default: a build without CUDA; torch is the one of PyPI)
+# PDGEMM_TORCH=...   pip's name of the torch for heat (default: a build without CUDA; "torch" is PyPI's)
 # PYTHON=...         the Python to use (3.11 or later)
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -18,7 +18,7 @@ help_asked "$@"
 peers='pylops-mpi dask heat scalapack mkl'
 [ $# != 0 ] || set -- $peers
 for peer; do
-    case " $peers " in *" $peer "*) ;; *) die "$peer is none of $peers" ;; esac
+    case " $peers " in *" $peer "*) ;; *) die "$peer is not one of $peers" ;; esac
 done
 torch=${PDGEMM_TORCH:-torch==2.13.0+cpu}
 drivers=$root/scripts/benchmarks/peers
@@ -36,11 +36,11 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 install_pylops-mpi() { "${pip[@]}" install 'pylops-mpi>=0.8'; }
 install_dask() { "${pip[@]}" install 'dask[array]'; }
 install_heat() {
-    # Heat also asks for torchvision, for data sets, and for older torches, of which PyPI has those with CUDA only.
+    # --no-deps: Heat also requires torchvision (for data sets) and older torches, which PyPI offers only with CUDA.
     "${pip[@]}" install "$torch" && "${pip[@]}" install --no-deps heat
 }
 
-# compile NAME SOURCE OPTION...: a driver, with ScaLAPACK and what else is named.
+# compile NAME SOURCE OPTION...: compiles a driver; the options name ScaLAPACK and other libraries.
 compile() {
     local name=$1 source=$2
     shift 2
@@ -52,7 +52,7 @@ install_scalapack() {
         can_apt || { echo "please run: sudo apt-get install ${packages[*]}" && return 1; }
         _apt_install "${packages[@]}" || return 1
     fi
-    # The executable's pilaenv comes before the library's: PBLAS cuts products into blocks of 32 otherwise.
+    # The executable's pilaenv overrides the library's, by which PBLAS cuts products into blocks of 32.
     compile scalapack_gemm scalapack_gemm.c -lscalapack-openmpi &&
         compile scalapack_gemm_256 scalapack_gemm.c -DLOGICAL_BLOCK=256 -lscalapack-openmpi &&
         compile scalapack_linalg scalapack_linalg.c -lscalapack-openmpi
@@ -67,7 +67,7 @@ install_mkl() {
 quietly "installing pdgemm[mpi] into .venv-peers" "${pip[@]}" install -e "${root}[mpi]"
 quietly "checking that mpiexec starts 2 ranks" check_ranks "$venv/bin/mpiexec"
 
-# The last line that speaks of an error, or the last of all.
+# reason: prints the last line of the log that mentions an error, or else the last line.
 reason() { { grep -i error "$log" || grep -v '^ *$' "$log"; } | tail -n 1; }
 
 left_out=()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Words per rank of the shapes of the COSMA paper, beside ScaLAPACK-style 2D, 2.5D and the lower bound.
+"""Words per rank for the shapes of the COSMA paper, compared with ScaLAPACK-style 2D, 2.5D and the lower bound.
 
     python scripts/benchmarks/table_words.py [--ranks 128,512,...] [--column]
 
-By formula, without MPI.  "2D" is SUMMA on the squarest grid of all ranks; "2.5D" is q x q x c of Solomonik & Demmel
-with the best c; "ours" is the candidate of `pdgemm plan --layouts ideal --mover mpi` that sends the fewest words.
-With --column, A, B and C of 1.2M x 6000 x 6000 start and end in one block of columns per rank: the words of
-redistribution and product, exact, of the busiest of some ranks.
+The words are computed by formulas, without MPI.  "2D" is SUMMA on the squarest grid of all ranks; "2.5D" is q x q x c
+of Solomonik & Demmel with the best c; "ours" is the candidate of `pdgemm plan --layouts ideal --mover mpi` that sends
+the fewest words.  With --column, A, B and C of 1.2M x 6000 x 6000 have one block of columns per rank before and after:
+then the table has the exact words of redistribution and product, of the busiest rank in a sample.
 Kwasniewski et al., Red-blue pebbling revisited, SC 2019; Huang & Chow, CA3DMM, SC 2022.
 """
 
@@ -24,7 +24,7 @@ from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, sample
 from pdgemm.planning.question import Question
 
-SHAPES = {  # of the COSMA paper
+SHAPES = {  # the shapes of the COSMA paper
     "square": (16384, 16384, 16384),
     "large k": (17408, 17408, 3735552),
     "large m": (3735552, 17408, 17408),
@@ -44,7 +44,7 @@ def words_2d(m: int, n: int, k: int, ranks: int) -> float:
 
 
 def words_25d(m: int, n: int, k: int, ranks: int) -> float:
-    """q x q x c with c <= q, A and B replicated, C added up, as published."""
+    """Return the published words on q x q x c with c <= q: A and B are replicated, and C is added up."""
     best = float("inf")
     for c in range(1, ranks + 1):
         q = isqrt(ranks // c)
@@ -82,7 +82,7 @@ def native(counts: list[int]) -> list[str]:
 
 
 def from_columns(counts: list[int]) -> list[str]:
-    """What `plan` chooses, and of the plans with a new grid for all matrices, as CA3DMM and COSMA make, the best."""
+    """Return rows for the plan that `plan` chooses, and for the best one with a new grid, as in CA3DMM and COSMA."""
     lines = ["| ranks | plan | moves | words | native / bound | in all / bound |", "|---|---|---|---|---|---|"]
     m, n, k = TALL
     for ranks in counts:

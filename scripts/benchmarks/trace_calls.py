@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How far a reader walks: the calls of a product, a factorisation and a product of files, and changes of module.
+"""How much code a reader must follow: calls and changes of module in a product, a factorisation, a product of files.
 
     . scripts/env.sh; python scripts/benchmarks/trace_calls.py
     mpiexec -n 2 python scripts/benchmarks/trace_calls.py
 
-Products of 64 x 48 x 32 and a matrix of order 64, in float64, after a product of other shapes, so that modules and
-grids are loaded.  A move is a change of module by a call or a return; generator expressions are left out.
+The product is 64 x 48 x 32 and the matrix has order 64, in float64; a product of other shapes before loads modules and
+grids.  A move is a change of module by a call or a return; generator expressions are left out.
 """
 
 from __future__ import annotations

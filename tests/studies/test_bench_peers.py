@@ -101,9 +101,9 @@ def test_all_kinds_of_contenders(tmp_path: Path) -> None:
 
 def test_bad_options() -> None:
     for options, said in (
-        ("--shapes 1024,huge", "'huge' is none of 512,"),
-        ("--shapes 10x20", "'10x20' is none of"),
-        ("--contenders pdgemm,nobody", "'nobody' is none of numpy, pdgemm,"),
+        ("--shapes 1024,huge", "'huge' is not one of 512,"),
+        ("--shapes 10x20", "'10x20' is not one of"),
+        ("--contenders pdgemm,nobody", "'nobody' is not one of numpy, pdgemm,"),
         ("--threads 4096", "NumPy's BLAS takes "),
         ("--external nameless", "'nameless' is not NAME=COMMAND"),
         ("--external x={size}", "'x={size}' is not NAME=COMMAND: KeyError: 'size'"),

@@ -1,1 +1,1 @@
-"""What bench_peers.py, bench_linalg.py and bench_hosts.py compare: jobs that work when told to, and their results."""
+"""The contenders of bench_peers.py, bench_linalg.py and bench_hosts.py: jobs that multiply on request, and results."""

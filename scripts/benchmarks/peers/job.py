@@ -1,4 +1,4 @@
-"""A contender as a process of its own, which sleeps while others work."""
+"""A contender as a separate process, which sleeps while others work."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from threadpoolctl import LibController
 
 from pdgemm.local.blas.processors import behind, generation, libraries, of_mkl, spellings
 
-LIMIT = 600.0  # seconds; the first product of a shape stands for many
-PATIENCE = 10.0  # seconds to end in
-OPENBLAS = re.compile(r"^Core: (\w+)", re.MULTILINE)  # as it is loaded, with OPENBLAS_VERBOSE=2
+LIMIT = 600.0  # seconds for an answer; the first one may include many products, one for each layout
+PATIENCE = 10.0  # seconds in which a job must end
+OPENBLAS = re.compile(r"^Core: (\w+)", re.MULTILINE)  # printed when OpenBLAS is loaded, with OPENBLAS_VERBOSE=2
 MKL = re.compile(r"^MKL_VERBOSE .*? for (.*), Lnx")
-BLAS = ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")  # whose number of threads may be set
-FAULT = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b")  # the line of a traceback that tells most
+BLAS = ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")  # the prefixes of ..._NUM_THREADS
+FAULT = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b")  # the line of a traceback with the exception
 
 
 def blas_of_numpy() -> LibController | None:
-    """In this process; None where threadpoolctl does not know it."""
+    """Return NumPy's BLAS in this process, or None if threadpoolctl does not know it."""
     return behind(ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__), libraries())
 
 
 class Unable(Exception):
-    """A contender did not multiply, and says why."""
+    """A contender did not multiply; the text is the reason."""
 
 
 class Job:
-    """The command may name {m}, {n}, {k} and is then started anew for each shape; else it takes all of them.
+    """A command that multiplies on request.  If it contains {m}, {n} or {k}, it is started again for each shape.
 
-    It reads a line "m n k" for each product, and answers with a line of its seconds and what may be noted, or of "-"
-    and why it cannot.  A line "kernel NAME" before says what its BLAS uses, which OpenBLAS and MKL can also say
-    themselves.  Lines that start otherwise are passed over.  It ends at an empty line.
+    It reads a line "m n k" for each product, and prints a line: the seconds and an optional note, or "-" and the
+    reason why it cannot multiply.  A line "kernel NAME" before names the kernel of its BLAS, which OpenBLAS and MKL can
+    also print themselves.  Other lines are ignored.  It ends at an empty line.
 
-    wanted : NumPy's kernel.  Its OpenBLAS is told to use this one, or if it turns out that it did not, the nearest one.
+    wanted : NumPy's kernel, which OpenBLAS is told to use; if it does not, it is told to use the nearest one.
     """
 
     def __init__(self, command: str, wanted: str, **values: object) -> None:
@@ -75,19 +75,19 @@ class Job:
 
     @property
     def kernel(self) -> str:
-        """What its BLAS uses; "" as long as that is not known."""
-        text = os.pread(self.errors.fileno(), 1 << 20, 0).decode(errors="replace")  # it goes on writing where it was
+        """The kernel of its BLAS; "" as long as it is not known."""
+        text = os.pread(self.errors.fileno(), 1 << 20, 0).decode(errors="replace")  # pread moves no file position
         return ", ".join(dict.fromkeys(OPENBLAS.findall(text))) if self.said is None else self.said
 
     @property
     def nearest(self) -> str:
-        """What its OpenBLAS was told to use in the place of NumPy's kernel, if so."""
+        """The kernel that OpenBLAS was told to use instead of NumPy's, as a note; "" if there is none."""
         tried = self.coretypes[:1] != spellings(self.wanted)[:1]
         return f"OPENBLAS_CORETYPE={self.coretypes[0]} for {self.wanted}" if tried else ""
 
     @property
     def unlike(self) -> str:
-        """Why its times are not to be held against NumPy's; "" where both multiply for processors of one generation."""
+        """The reason why its times cannot be compared with NumPy's: kernels of different generations; or ""."""
         ours, numpys = generation(self.kernel) or "not known", generation(self.wanted) or "not known"
         return "" if self.kernel and ours == numpys else f"{ours}, NumPy {numpys}"
 
@@ -96,7 +96,7 @@ class Job:
         if self.process is None or self.running != command:
             self.start(command)
         assert self.process is not None and self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: what it said last tells why
+        with suppress(BrokenPipeError):  # the job has ended: its last output has the reason
             self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         while True:
@@ -138,12 +138,12 @@ class Job:
         threading.Thread(target=listen, args=(self.process.stdout, self.lines), daemon=True).start()
 
     def environment(self) -> dict[str, str]:
-        """One thread for each process whatever its BLAS is, and the kernel that NumPy has chosen."""
+        """Return the environment: one thread for each process, whichever its BLAS, and the kernel of NumPy."""
         chosen = {"OPENBLAS_CORETYPE": self.coretypes[0]} if self.coretypes else {}
         return os.environ | {f"{name}_NUM_THREADS": "1" for name in BLAS} | chosen | {"OPENBLAS_VERBOSE": "2"}
 
     def fault(self) -> str:
-        """Why it ended without an answer."""
+        """Return the reason why the job ended without an answer, from its errors."""
         self.end()
         self.errors.seek(0)
         said = [line.strip() for line in self.errors if not line.startswith(("Core: ", "Core not found: "))]
@@ -163,12 +163,12 @@ class Job:
                 process.wait(patience)
                 return
             except subprocess.TimeoutExpired:
-                insist()  # first so that a launcher can end its ranks
+                insist()  # terminate before kill, so that a launcher can end its ranks
         process.wait()
 
 
 def listen(stream: IO[str], lines: queue.Queue[str]) -> None:
-    """All lines as they come, and "" at the end."""
+    """Put each line of a stream into a queue, and "" at its end."""
     for line in stream:
         lines.put(line)
     lines.put("")

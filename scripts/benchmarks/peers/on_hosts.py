@@ -1,4 +1,4 @@
-"""pdgemm between hosts: one layout for all algorithms, or that of each, and what the hosts and their cables can do."""
+"""pdgemm between hosts, in one layout for all algorithms or in the best one of each; and the limits of the hosts."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from peers.with_pdgemm import block
 from peers.with_pdgemm import kernel as kernel
 from peers.worker import Maker, Setting, Way, boxes, product, randomize
 
-PIECES = 16  # of a product
+PIECES = 16  # a product is computed in as many pieces, with progress of MPI in between
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
-    """One way: of a limit, or of an algorithm on the layouts that were asked for.
+    """Yield the maker of one way: a limit, or an algorithm on the given layouts.
 
-    layout : "own", where the algorithm moves nothing before and after its products, on its best grid, and "auto" that
-        of the best algorithm; "blocks", one block per rank; "columns", one block of columns per rank;
-        "column-parallel", A by rows, B and C by columns; "row-parallel", A by columns, B and C by rows.
+    layout : "own", the layouts that need no redistribution, on the best grid of the algorithm, or of the best algorithm
+        for "auto"; "blocks", one block per rank; "columns", one block of columns per rank; "column-parallel", A by
+        rows, B and C by columns; "row-parallel", A by columns, B and C by rows.
     """
     yield partial(limit if setting.variant in (*LIMITS, BOTH) else multiplied, setting)
 
 
 def limit(setting: Setting) -> Way:
-    """The product of a rank's share while all others form theirs, the exchange of what a host receives, or both."""
+    """Return the product of each rank's share at the same time, the exchange of a host's received bytes, or both."""
     comm, (m, n, k) = setting.comm, setting.mnk
     names = comm.allgather(platform.node())
     hosts, here = sorted(set(names)), names.count(names[comm.rank])
@@ -100,7 +100,7 @@ def multiplied(setting: Setting) -> Way:
 
 
 def own(setting: Setting, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> tuple[Layout, Layout, Layout]:
-    """The layouts of the product that is the fastest by prediction if nothing is moved before and after it."""
+    """Return the layouts of the product with the shortest prediction, redistribution not counted."""
     algorithms = [*ALGORITHMS] if setting.variant == "auto" else [setting.variant]
     shapes = [None, *((rows, cols) for rows, cols in boxes(setting.comm.size))]
     plans = []
@@ -118,7 +118,7 @@ def matrix(setting: Setting, layout: Layout) -> DistMatrix:
 
 
 def into_a_host(p: ProductPlan, comm: MPI.Intracomm) -> float:
-    """Bytes that enter the busiest host: for the product, and for what is moved before and after it."""
+    """Return the bytes that the busiest host receives, in the product and in the redistributions before and after."""
     here = comm.size // len(set(comm.allgather(platform.node())))
     entering = simulate(p.product, Machine(ranks_per_node=here), comm.size).node_bytes.astype(float)
     for _, move in p.moves:

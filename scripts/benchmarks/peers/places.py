@@ -26,12 +26,12 @@ DRIVERS = SCRIPTS.parent / ".venv-peers" / "bin"  # where setup_peers.sh puts th
 ABSENT = "not installed (scripts/benchmarks/setup_peers.sh)"
 LIMITS = ("product", "exchange")
 TENSOR_PARALLEL = ("column-parallel", "row-parallel")  # layouts of tensor-parallel layers, see docs/tensor_parallel.md
-BOTH = "both"  # limits at once, neither of which waits for the other
-LEAST_RATE = 1e6  # bit per second, the least that scripts/hosts.sh takes a multiple of
+BOTH = "both"  # product and exchange at the same time; neither waits for the other
+LEAST_RATE = 1e6  # bit per second; scripts/hosts.sh takes multiples of it
 
 
 class Contender(NamedTuple):
-    """A command, in which {layout}, {ranks}, {m} and the like are replaced, or why it cannot be had."""
+    """A command, in which {layout}, {ranks}, {m} and the like are replaced.   missing : why it is not available."""
 
     name: str
     command: str
@@ -40,7 +40,7 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Some ranks on this host, or on hosts of this machine, if there are any."""
+    """Some ranks on this host, or (hosts > 0) on several hosts that scripts/hosts.sh makes."""
 
     ranks: int
     hosts: int = 0
@@ -63,14 +63,14 @@ class Place:
         return f"{self.ranks} ranks x 1 thread"
 
     def launcher(self, debian: bool = False) -> str:
-        """Return the command that starts ranks here, by the MPI of Debian where drivers need it."""
+        """Return the command that starts ranks here; with `debian` by Debian's MPI, which compiled drivers need."""
         if self.hosts:  # Debian's Open MPI 4 has another name for the transport inside a host
             mpirun = "env OMPI_MCA_btl=self,vader,tcp mpirun.openmpi" if debian else "mpirun"
             return f"{mpirun} -n {self.ranks} --map-by ppr:{self.ranks // self.hosts}:node"
         return f"{'mpiexec.openmpi' if debian else 'mpiexec'} -n {self.ranks}"
 
     def python(self, module: str, variant: str, layout: str, dtype: str, order: str = "C", block: int = 0) -> str:
-        """Return the command of a contender that is one of the modules `peers`."""
+        """Return the command of a contender that is a module of `peers`."""
         program = SCRIPTS / "benchmarks" / "contender.py"
         words = f"{shlex.quote(sys.executable)} -m mpi4py {shlex.quote(str(program))} {module}"
         return f"{self.launcher()} {words} {variant or '-'} {layout} {dtype} {order} {block}"
@@ -82,14 +82,14 @@ class Place:
         return Contender(name, f"{self.launcher(debian=True)} {shlex.quote(str(path))} {arguments}", missing)
 
     def enter(self) -> None:
-        """Run this command on the first of the hosts, unless it does, and end with its exit code."""
+        """Run this command again on the first of the hosts, and exit with its code; there, do nothing."""
         if "--inside" not in sys.argv:
             words = [str(SCRIPTS / "hosts.sh"), "--rate", "10gbit", str(self.hosts), sys.executable, *sys.argv]
             sys.exit(subprocess.run([*words, "--inside"], check=False).returncode)
 
 
 def bytes_into_a_host(mnk: MNK, hosts: int, layout: str = "", itemsize: int = 8) -> float:
-    """Return what SUMMA with C stationary, or a tensor-parallel product, brings to each host on the best grid."""
+    """Return the bytes that each host receives in SUMMA on the best grid of hosts, or in a tensor-parallel product."""
     m, n, k = mnk
     if layout in TENSOR_PARALLEL:
         return m * (k if layout == "column-parallel" else n) * (1 - 1 / hosts) * itemsize
@@ -99,8 +99,8 @@ def bytes_into_a_host(mnk: MNK, hosts: int, layout: str = "", itemsize: int = 8)
 class Limit:
     """max(product, transfer) between hosts.
 
-    jobs : of LIMITS.   share : of a product that counts.   nbytes : that enter the busiest host, for contenders that do
-    not say how many theirs are.   rate : of the cables, bit/s.
+    jobs : the jobs of LIMITS.   share : the factor of the seconds of the product.   nbytes : the bytes that the busiest
+    host receives, for contenders that do not report theirs.   rate : the rate of the cables, bit/s.
     """
 
     def __init__(self, jobs: dict[str, Job], mnk: MNK, nbytes: float, rate: float, share: float = 1.0) -> None:
@@ -127,9 +127,9 @@ class Limit:
 
 @contextmanager
 def cables(place: Place, product: Job, mnk: MNK, nbytes: float, ratio: float, share: float = 1.0) -> Iterator[float]:
-    """Give all cables the rate, in bit/s, at which so many bytes take RATIO times as long as the share of the product.
+    """Set all cables to the rate, in bit/s, at which `nbytes` take RATIO times as long as the share of the product.
 
-    Programs that are started meanwhile use a machine that was calibrated at this rate.
+    Programs that are started inside the `with` block use a machine file that was calibrated at this rate.
     """
     set_rate(place.hosts, 1e10)
     alone = min(product.multiply(*mnk)[0] for _ in range(3))

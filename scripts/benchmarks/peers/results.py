@@ -1,4 +1,4 @@
-"""All contenders of a case, one after the other, with a yardstick in between; and what is reported of them."""
+"""The measurement of a case, contenders in turns with a yardstick in between; and the report of the results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SETTLE = 0.1  # seconds; OpenBLAS's threads go on spinning for tens of milliseco
 
 @dataclass
 class Result:
-    """What a contender takes for one case, or why it takes no part (`trouble`).
+    """The seconds of a contender for one case, or the reason why it does not take part (`trouble`).
 
-    yardstick : seconds, the mean of those right before and right after each run.
-    scale : what ratios of the yardstick to the seconds are multiplied by.   over : ratios are those to the yardstick.
-    kernel : what its BLAS uses.   unlike : why its times are not compared with the yardstick.
+    yardstick : the seconds of the yardstick, the mean of right before and right after each run.
+    over : ratios are seconds / yardstick; otherwise they are scale * yardstick / seconds.
+    kernel : the kernel of its BLAS.   unlike : the reason why its times are not compared with the yardstick.
     """
 
     layout: str
@@ -69,9 +69,9 @@ class Result:
 
 
 class Yardstick(Protocol):
-    """What is measured before and after each contender.
+    """A measurement before and after each contender.
 
-    `bound` turns its seconds, and the note of a contender, into what the seconds of the contender are compared with.
+    `bound` computes, from its seconds and the note of a contender, the seconds with which the contender is compared.
     """
 
     note: str
@@ -106,10 +106,10 @@ class NumPyProduct:
 
 
 def measure(jobs: dict[str, Job], results: list[Result], repeats: int, between: Yardstick) -> None:
-    """Measure a round in which each contender chooses its layout and is checked, and then `repeats` that count.
+    """Measure one round in which each contender chooses its layout and is checked, and then `repeats` that count.
 
-    results : of one case, still without numbers, the first one that of the yardstick; those with a trouble are left
-        as they are.
+    results : the results of one case, still without numbers; the first is the yardstick's.  Results with a `trouble`
+        are not changed.
     """
     own, running = results[0], [result for result in results[1:] if not result.trouble]
     for turn in range(repeats + 1):
@@ -139,7 +139,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all comparisons have."""
     for option in (
         click.option("--json", "json_file", type=click.Path(dir_okay=False)),
-        click.option("--quick", is_flag=True, help="Small sizes, once or twice each: does it work?"),
+        click.option("--quick", is_flag=True, help="Use small sizes, once or twice each, to see whether it works."),
         click.option("--repeats", default=5, show_default=True),
     ):
         command = option(command)
@@ -149,9 +149,9 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 def report(
     cases: Iterator[list[Result]], title: str, compares: str, about: dict[str, Any], json_file: str | None
 ) -> None:
-    """Print the results of each case, and write all of them after each: what was measured is not lost.
+    """Print the results of each case, and write all results after each, so that an interruption loses nothing.
 
-    compares : what the ratios are.   about : facts for JSON, beside those of the machine.
+    compares : a line that explains the ratios.   about : facts for JSON, in addition to those of the machine.
     """
     command = [x for x in sys.argv[1:] if x != "--inside"]
     about = machine() | {"warnings": processors.warnings(), "command": command, "title": title} | about

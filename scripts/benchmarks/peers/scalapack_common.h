@@ -1,5 +1,5 @@
-/* What the drivers of ScaLAPACK share: matrices in block-cyclic layouts, random elements, and the protocol of a contender
-   (scripts/benchmarks/peers/job.py), whose ranks sleep between their turns. */
+/* Shared code of the ScaLAPACK drivers: matrices in block-cyclic layouts, random elements, and the protocol of a
+   contender (scripts/benchmarks/peers/job.py), whose ranks sleep between their turns. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ typedef struct {
 static const int ZERO = 0, ONE = 1;
 static int rank, ranks, single;
 
-static double element(uint64_t i, uint64_t j, uint64_t seed) /* in [-1/2, 1/2), the same wherever it lies */
+static double element(uint64_t i, uint64_t j, uint64_t seed) /* in [-1/2, 1/2), the same in every layout */
 {
     uint64_t x = (i * 0x9E3779B97F4A7C15u ^ seed) + j * 0xD1B54A32D192ED03u;
     x = (x ^ x >> 32) * 0xD6E8FEB86659FD93u;
@@ -64,7 +64,7 @@ static void fill(Matrix *x, uint64_t seed)
 
 enum Part { ALL, LOWER, STRICT, UPPER }; /* a triangle with the diagonal, or without it */
 
-/* y := X v, or X^T v, or of a part of X, whole vectors on all ranks */
+/* y := X v, or X^T v, where X may be replaced by a part of X; v and y are whole vectors on all ranks */
 static double *times(const Matrix *x, const double *v, enum Part part, int transposed)
 {
     int length = transposed ? x->n : x->m;

@@ -2,10 +2,10 @@
 
        mpiexec -n P scalapack_gemm float64|float32 native|columns
 
-   Rank 0 reads "m n k" from each line and answers with the seconds of that product and how it was laid out.  The first
-   product of a shape tries all grids of P and some block sizes, keeps the fastest, and checks it: C x = A (B x).
-   native: A, B and C lie in that layout.  columns: they lie in one block of columns per rank, and are multiplied there,
-   or moved by PDGEMR2D and back, whichever is faster.  LOGICAL_BLOCK replaces the logical block size of PBLAS, 32.
+   Rank 0 reads lines "m n k", and prints the seconds of each product and its layout.  For the first product of a shape,
+   all grids of P and some block sizes are tried; the fastest layout is used, and its result checked: C x = A (B x).
+   native: A, B and C have that layout.  columns: they have one block of columns per rank, and are multiplied there, or
+   redistributed by PDGEMR2D and back, whichever is faster.  LOGICAL_BLOCK replaces PBLAS's logical block size, 32.
    Before its first answer rank 0 says for which processors its BLAS multiplies: "kernel NAME". */
 
 #include "scalapack_common.h"
@@ -21,12 +21,12 @@ void psgemr2d_(In m, In n, const void *a, In, In, In desca, void *b, In, In, In 
 int pilaenv_(int *context, char *precision) { return LOGICAL_BLOCK; }
 #endif
 
-typedef struct { int context, pr, pc, nb; } Way; /* nb 0: as the columns lie */
+typedef struct { int context, pr, pc, nb; } Way; /* nb 0: one block of columns per rank */
 
 typedef struct { Way way; Matrix user[3], work[3]; } Product; /* A, B, C */
 
 static const int BLOCKS[] = {64, 128, 256};
-static const double SURPLUS = 1.5; /* a way that takes so much longer than the best at first gets no second chance */
+static const double SURPLUS = 1.5; /* a way whose first run takes this many times the best time is not run again */
 static int columns, one_by_all;
 
 /* |C x - A (B x)| / |A (B x)| */
@@ -43,7 +43,7 @@ static double error(const Matrix *abc)
     return sqrt(difference / size);
 }
 
-/* Of n indices over so many places: no larger than leaves a block for each. */
+/* The block size of n indices: nb, or less if a place would have no block otherwise. */
 static int block(int nb, int n, int places)
 {
     int most = (n + places - 1) / places;
@@ -100,7 +100,7 @@ static double timed(Product *p)
     return MPI_Wtime() - start;
 }
 
-/* The fastest way by rank 0's clock. */
+/* Returns the fastest way by rank 0's clock. */
 static Product tuned(const Way *ways, int count, int m, int n, int k)
 {
     Product best;

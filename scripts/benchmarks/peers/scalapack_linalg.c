@@ -2,10 +2,10 @@
 
        mpiexec -n P scalapack_linalg FUNCTION float64|float32
 
-   FUNCTION is one of those in `KNOWN`.  Rank 0 reads "n n n" from each line and answers with the seconds of that function
-   and how its matrices lay.  The first call of a size tries all grids of P, some block sizes and some logical block sizes
-   of PBLAS, with smaller matrices where `trial_order` says so, keeps the fastest, and checks it by products with a vector.
-   What a function overwrites is filled anew before its time is taken. */
+   `KNOWN` lists the functions.  Rank 0 reads lines "n n n", and prints the seconds of each call and the layout.  For the
+   first call of a size, all grids of P, some block sizes and some logical block sizes of PBLAS are tried, on matrices of
+   order `trial_order`; the fastest layout is used, and its result checked by products with a vector.
+   Matrices that a function overwrites are filled again before each timed call. */
 
 #include "scalapack_common.h"
 #include <math.h>
@@ -38,11 +38,11 @@ typedef struct { int context, pr, pc, nb, logical; } Way;
 typedef struct { Way way; Matrix a, b, c; void *tau, *w; double *work; int *pivots, *iwork, lwork, liwork; } Task;
 
 static const int BLOCKS[] = {32, 64, 128, 256}, LOGICAL[] = {32, 128, 256};
-static const double SURPLUS = 1.5; /* a way that takes so much longer than the best at first gets no second chance */
+static const double SURPLUS = 1.5; /* a way whose first run takes this many times the best time is not run again */
 static const char *function;
 static int logical = 32;
 
-int pilaenv_(int *context, char *precision) { return logical; } /* comes before the library's, which says 32 */
+int pilaenv_(int *context, char *precision) { return logical; } /* overrides the library's, which returns 32 */
 
 static const char *KNOWN[] = {"cholesky", "trsm", "trmm", "syrk", "lu", "qr-r", "qr", "eigh", "eigh-10%", "eigvalsh",
                               "svd", "svdvals", "qr-pivoted", NULL};
@@ -63,7 +63,7 @@ static void refill(Task *t)
         }
 }
 
-/* Of a workspace, as ScaLAPACK writes it into the first element */
+/* The length of a workspace, which ScaLAPACK writes into the first element */
 static int length(const double *size)
 {
     float as_single;
@@ -73,16 +73,17 @@ static int length(const double *size)
 
 static int tenth(int n) { return n < 20 ? 1 : n / 10; }
 
-/* Of the matrices with which ways are tried: of order n, but for functions that take seconds */
+/* The order of the matrices on which ways are tried: n, or less for functions that take seconds */
 static int trial_order(int n)
 {
     int most = is("svd") ? 512 : is("svdvals") || is("qr-pivoted") ? 1024 : n;
     return n < most ? n : most;
 }
 
-/* Does p?syevr return eigenvectors?  It transforms them back by p?ormtr with a part of its workspace that does not depend
-   on lwork, and is too small where a rank has more than a block of rows of Z, and less than one of the wanted columns (or
-   the other way round): then p?ormtr only prints that its argument 16 is illegal, and info is 0 (ScaLAPACK 2.2.1). */
+/* Whether p?syevr returns eigenvectors.  It transforms them back by p?ormtr with a part of its workspace that does not
+   depend on lwork.  This part is too small if a rank has more than one block of rows of Z, and less than one block of the
+   wanted columns (or vice versa): then p?ormtr only prints that its argument 16 is illegal, and info is 0
+   (ScaLAPACK 2.2.1). */
 static int transforms_back(Way way, int n)
 {
     int nb = way.nb, some = tenth(n);
@@ -91,7 +92,7 @@ static int transforms_back(Way way, int n)
     return (rows + cols) * nb + nb * nb <= (has > 18 * n ? has : 18 * n);
 }
 
-/* Eigenvalues or singular values into t->w; with lwork -1 the lengths of the workspaces */
+/* Computes eigenvalues or singular values in t->w; with lwork -1, returns the lengths of the workspaces */
 static int spectrum(Task *t, void *work, int lwork, int *iwork, int liwork)
 {
     int info = 0, n = t->a.n, some = tenth(n), m, nz;
@@ -102,7 +103,7 @@ static int spectrum(Task *t, void *work, int lwork, int *iwork, int liwork)
     if (is("eigh-10%"))
         CALL(syevr, "V", "I", "L", &n, a, &ONE, &ONE, da, bounds, bounds + 1, &ONE, &some, &m, &nz, t->w, z, &ONE, &ONE,
              dz, work, &lwork, iwork, &liwork, &info);
-    if (is("eigvalsh")) /* p?syevd has no values alone */
+    if (is("eigvalsh")) /* p?syevd cannot compute only values */
         CALL(syevr, "N", "A", "L", &n, a, &ONE, &ONE, da, bounds, bounds + 1, &ONE, &some, &m, &nz, t->w, z, &ONE, &ONE,
              dz, work, &lwork, iwork, &liwork, &info);
     if (is("svd"))
@@ -133,7 +134,7 @@ static Task prepare(Way way, int n)
     memset(size, 0, sizeof size);
     if (spectrum(&t, size, query, &t.liwork, query)) MPI_Abort(MPI_COMM_WORLD, 3);
     if (length(size) > t.lwork) t.lwork = length(size);
-    t.lwork += (t.a.rows + t.a.cols + way.nb) * way.nb; /* for p?ormtr in p?syevd, whose query forgets it */
+    t.lwork += (t.a.rows + t.a.cols + way.nb) * way.nb; /* p?ormtr needs it; p?syevd's query leaves it out */
     t.iwork = calloc(t.liwork + 1, sizeof(int));
     t.work = malloc((t.lwork + 1) * sizeof(double));
     return t;
@@ -179,13 +180,13 @@ static double *sum(double *x, double *y, int n)
     return x;
 }
 
-/* Symmetric X v, where X has its lower triangle */
+/* X v of a symmetric X, of which the lower triangle is stored */
 static double *symmetric(const Matrix *x, const double *v)
 {
     return sum(times(x, v, LOWER, 0), times(x, v, STRICT, 1), x->n);
 }
 
-/* The exchanges of rows, in their order */
+/* Applies the exchanges of rows to v, in their order */
 static void exchange(const Task *t, double *v)
 {
     int n = t->a.n, *all = calloc(n, sizeof *all);
@@ -213,7 +214,7 @@ static double *permuted(const Task *t, const double *v, int transposed)
     return y;
 }
 
-/* The trace and the norm of X, of which the lower triangle counts twice; or, where there is no trace, its norm */
+/* The trace and the norm of a symmetric X, of which the lower triangle is stored; or only the norm of another X */
 static double *moments(const Matrix *x, int symmetric)
 {
     double *y = calloc(2, sizeof *y);
@@ -231,7 +232,7 @@ static double *moments(const Matrix *x, int symmetric)
 
 static double value(const Task *t, int i) { return single ? ((float *)t->w)[i] : ((double *)t->w)[i]; }
 
-/* |what the result makes of x - what it should make| / |the latter| */
+/* |y - expected| / |expected|, where y is the result applied to a random vector */
 static double error(Task *t)
 {
     Matrix *a = &t->a, *b = &t->b;
@@ -287,10 +288,10 @@ static double error(Task *t)
         difference += (y[i] - expected[i]) * (y[i] - expected[i]);
         size += expected[i] * expected[i];
     }
-    return sqrt(difference / size); /* the vectors are left to the end of the job: a few for each size */
+    return sqrt(difference / size); /* the few vectors of each size are not freed before the job ends */
 }
 
-/* The fastest way by rank 0's clock, in matrices of order n. */
+/* Returns the fastest way by rank 0's clock, for matrices of order n. */
 static Task tuned(const Way *ways, int count, int n)
 {
     int best = -1, order = trial_order(n);

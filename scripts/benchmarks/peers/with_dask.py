@@ -1,4 +1,4 @@
-"""dask.array on the threads of one process: one or two chunks of C for each, or of the inner dimension."""
+"""dask.array on the threads of one process: one or two chunks for each thread, of C or of the inner dimension."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
 
 
 def make(setting: Setting, threads: int, cuts: tuple[int, ...]) -> Way:
-    """In those chunks from the start; or in columns, in those chunks for the product, and C in columns again."""
+    """Return a product in given chunks; with layout "columns", matrices in columns are rechunked before and after."""
     (m, n, k), columns, whole = setting.mnk, setting.layout == "columns", slice(None)
     mb, nb, kb = (-(-extent // cut) for extent, cut in zip(setting.mnk, cuts))
     A, B = (filled(shape, whole, whole, seed, setting.dtype) for shape, seed in (((m, k), 1), ((k, n), 2)))
@@ -42,5 +42,5 @@ def make(setting: Setting, threads: int, cuts: tuple[int, ...]) -> Way:
 
 
 def chunked(x: np.ndarray, chunks: tuple[int, int]) -> da.Array:
-    """Each chunk contiguous."""
+    """Return a dask array whose chunks are contiguous."""
     return da.from_array(x, chunks, name=False).map_blocks(np.ascontiguousarray).persist()

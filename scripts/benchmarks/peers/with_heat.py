@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 from peers.worker import Block, Maker, Setting, Way, filled, nothing, product
 
-if find_spec("torchvision") is None:  # Heat loads it for its data sets, and builds without CUDA are not on PyPI
+if find_spec("torchvision") is None:  # Heat imports it only for its data sets, and PyPI has no builds without CUDA
     sys.modules |= dict.fromkeys(("torchvision", "torchvision.datasets", "torchvision.transforms"), MagicMock())
 
 import heat
@@ -19,7 +19,7 @@ import torch
 
 
 def kernel() -> str | None:
-    """torch has a BLAS inside; if that is MKL, it says when it multiplies for which processors."""
+    """Make torch's MKL print the kernel that it uses (None); "" if torch has another BLAS."""
     if not torch.backends.mkl.is_available():
         return ""
     with torch.backends.mkl.verbose(torch.backends.mkl.VERBOSE_ON):
@@ -33,7 +33,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
 
 
 def make(setting: Setting, splits: tuple[int, ...]) -> Way:
-    """Split like that from the start; or in columns, split like that for the product, and C in columns again."""
+    """Return a product with given splits; with layout "columns", matrices are split again before and after."""
     m, n, k = setting.mnk
     columns = setting.layout == "columns"
     at = (1, 1) if columns else splits

@@ -1,7 +1,7 @@
 """pdgemm.linalg, or SciPy's LAPACK in one process: one function, in its fastest layout.
 
-What a function overwrites is filled anew before its time is taken, and the first result of a size is checked by
-products with a random vector.
+Matrices that a function overwrites are filled again before each timed run, and the first result of a size is checked
+by products with a random vector.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from peers.with_pdgemm import kernel as kernel
 from peers.worker import Maker, Setting, Way, boxes, fastest
 
 BLOCKS = (64, 128, 256)
-TRIAL = {"svd": 1152}  # the largest order of trials, where they take seconds; svd has one algorithm above 1024
-HEAVY = ("cholesky", "trsm", "trmm")  # whose A has a heavy diagonal: positive definite, well-conditioned
+TRIAL = {"svd": 1152}  # the largest order of trials that take seconds; above 1024, svd has one algorithm
+HEAVY = ("cholesky", "trsm", "trmm")  # A has a heavy diagonal: it is positive definite and well-conditioned
 Pair = tuple[np.ndarray, np.ndarray]
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
-    """Return the ways of a variant PACKAGE:FUNCTION; "planned" runs nothing and says what pdgemm would send."""
+    """Yield the ways of a variant PACKAGE:FUNCTION; "planned" only notes the bytes that pdgemm would send."""
     package, _, function = setting.variant.partition(":")
     if package == "scipy":
         yield partial(by_scipy, setting, function)
@@ -73,7 +73,7 @@ def by_pdgemm(setting: Setting, function: str, shape: tuple[int, ...], block: in
 
 
 def planned(setting: Setting, function: str) -> Way:
-    """Return a way that runs nothing: its note is the least that pdgemm brings to the busiest host, by its programs."""
+    """Return a way that runs nothing; its note has the bytes that the busiest host receives, in the best layout."""
     entering = []
     for shape, block, order in itertools.product(boxes(setting.comm.size), BLOCKS, "CF"):
         grid, A, B = on_grid(setting, shape, block, order)
@@ -84,7 +84,7 @@ def planned(setting: Setting, function: str) -> Way:
 
 
 def way(setting: Setting, function: str, call: Callable[[Any, Any], Any], note: str, A: Any, B: Any) -> Way:
-    """Return a way whose run keeps its result for the check."""
+    """Return a way whose run stores its result for the check."""
     result: list[Any] = []
     refill = partial(filled, A, B, function)
 
@@ -92,10 +92,10 @@ def way(setting: Setting, function: str, call: Callable[[Any, Any], Any], note: 
         result[:] = [call(A, B)]
 
     def error() -> float:
-        """|what the result makes of x - what it should make| / |the latter|."""
+        """Return |y - expected| / |expected|, where y is the result applied to a random vector."""
         x = np.random.default_rng(3).random(A.shape[0]) - 0.5
         (r,), f = result, FUNCTIONS[function]
-        y = f.image(r, x)  # before A and B, in which it may be, are filled anew
+        y = f.image(r, x)  # before A and B, which may contain the result, are filled again
         refill()
         y, expected = f.expected(A, B, x, y, r)
         return float(np.linalg.norm(y - expected) / np.linalg.norm(expected))
@@ -106,7 +106,7 @@ def way(setting: Setting, function: str, call: Callable[[Any, Any], Any], note: 
 
 # ------------------------------------------------------------------ products with vectors
 def held(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows, the columns and the elements that this rank has."""
+    """Return the row indices, the column indices and the elements on this rank."""
     if isinstance(X, DistMatrix):
         return *X.indices(), X.local
     return *map(np.arange, X.shape), X
@@ -117,7 +117,7 @@ def summed(X: Any, values: np.ndarray) -> np.ndarray:
 
 
 def filled(A: Any, B: Any, function: str) -> None:
-    """Fill A and B with elements of mean 0 that depend on their indices alone."""
+    """Fill A and B with elements of mean 0 that depend only on their indices."""
     for seed, X in enumerate((A, B), 1):
         rows, cols, values = held(X)
         fill(values, rows, cols, element_function("uniform", seed, values.dtype))
@@ -127,7 +127,7 @@ def filled(A: Any, B: Any, function: str) -> None:
 
 
 def times(X: Any, x: np.ndarray, part: str = "all", transposed: bool = False) -> np.ndarray:
-    """Return X x, or that of a triangle of X, or of its transpose, on all ranks."""
+    """Return X x on all ranks; X may be replaced by a triangle of X, or by its transpose."""
     rows, cols, values = held(X)
     below = rows[:, None] - cols
     where: Any = {"all": True, "lower": below >= 0, "strict": below > 0, "upper": below <= 0}[part]
@@ -140,12 +140,12 @@ def times(X: Any, x: np.ndarray, part: str = "all", transposed: bool = False) ->
 
 
 def symmetric(X: Any, x: np.ndarray) -> np.ndarray:
-    """Return X x, where X has its lower triangle."""
+    """Return X x of a symmetric X, of which the lower triangle is stored."""
     return times(X, x, "lower") + times(X, x, "strict", True)
 
 
 def upper_twice(R: Any, x: np.ndarray) -> np.ndarray:
-    """Return R^T R x of an upper triangle."""
+    """Return R^T R x of an upper triangle R."""
     return times(R, times(R, x, "upper"), "upper", True)
 
 
@@ -155,7 +155,7 @@ def norm(X: Any) -> np.ndarray:
 
 
 def trace_and_norm(X: Any) -> np.ndarray:
-    """Return the trace and the norm of a symmetric matrix, which has its lower triangle."""
+    """Return the trace and the norm of a symmetric matrix, of which the lower triangle is stored."""
     rows, cols, values = held(X)
     below, wide = rows[:, None] - cols, values.astype(float)
     weights = np.where(below > 0, 2.0, below == 0)
@@ -191,7 +191,7 @@ def lu_of_lapack(A: np.ndarray, B: np.ndarray) -> tuple[Any, Any]:
 
 
 def qr_of_lapack(want_q: bool, A: np.ndarray, B: np.ndarray) -> tuple[Any, Any]:
-    width = 64 * len(A)  # of the workspace, for blocks of 64
+    width = 64 * len(A)  # the length of the workspace, for blocks of 64
     factors, tau, _, _ = lapack("geqrf", A)(A, lwork=width, overwrite_a=1)
     R = np.triu(factors) if want_q else factors
     return lapack("orgqr", A)(factors, tau, lwork=width, overwrite_a=1)[0] if want_q else None, R
@@ -213,8 +213,8 @@ def of_lu(r: Any, x: np.ndarray) -> np.ndarray:
 class Function(NamedTuple):
     """A function of A and B, which it may overwrite.
 
-    name : of pdgemm.linalg.   image : what the result makes of a vector x.   expected : given A, B, x, the image and
-    the result, returns the image, or what A makes of it, and what it should be.
+    name : the name in pdgemm.linalg.   image : applies the result to a vector x.   expected : given A, B, x, the image
+    and the result, returns the image, or A applied to it, and its expected value.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""pdgemm: all grids, and the layouts on which its algorithms multiply without moving anything."""
+"""pdgemm: all grids, and the layouts in which its algorithms need no redistribution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
     algorithm = AnyName("auto" if setting.variant in ("-", "mkl") else setting.variant)
     shapes = [(1, setting.comm.size)] if setting.layout == "columns" else boxes(setting.comm.size)
     given = [on_grid(setting, grids, shape) for shape in shapes]
-    plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # impossible: says why
+    plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # raises the reason if it is impossible
     tried: dict[Layouts, None] = dict.fromkeys(given)
     if setting.layout == "native" and setting.block is None:
         for kind in map(AnyName, families() if algorithm == "auto" else [algorithm]):
@@ -43,7 +43,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
 
 
 def on_grid(setting: Setting, grids: dict[object, ProcessGrid], shape: tuple[int, ...]) -> Layouts:
-    """A, B and C on one grid."""
+    """Return the layouts of A, B and C on one grid."""
     m, n, k = setting.mnk
     pr, pc = shape
     grid = ProcessGrid(setting.comm, (pr, pc))
@@ -58,7 +58,7 @@ def on_grid(setting: Setting, grids: dict[object, ProcessGrid], shape: tuple[int
 
 
 def empty(setting: Setting, grids: dict[object, ProcessGrid], layout: Layout) -> DistMatrix:
-    """A matrix of that layout, in the memory order that was asked for."""
+    """Return a matrix with a layout, in the memory order of `setting`."""
     if layout.grid not in grids:
         grids[layout.grid] = ProcessGrid(setting.comm, layout.distribution.grid_shape, ranks=layout.rank_map)
     grid, order = grids[layout.grid], setting.order

@@ -1,4 +1,4 @@
-"""pylops-mpi's MPIMatrixMult, in the layout that it takes."""
+"""pylops-mpi's MPIMatrixMult, in its native layout."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from peers.worker import Block, Maker, Setting, Way, filled, nothing, part, prod
 def makers(setting: Setting) -> Iterator[Maker]:
     side = round(setting.comm.size**0.5)
     if setting.layout == "columns":
-        raise ValueError("takes no layout but its own")
+        raise ValueError("only its native layout is supported")
     if side**2 != setting.comm.size:
-        raise ValueError("takes square numbers of ranks only")
+        raise ValueError("the number of ranks must be a square")
     yield lambda: make(setting, side)
 
 
 def make(setting: Setting, side: int) -> Way:
     """kind "summa": blocks on a square grid.  "block": A by rows, B and C by columns, and each part `side` times."""
-    from pylops_mpi import DistributedArray, MPIMatrixMult, Partition  # takes seconds, and often in vain
+    from pylops_mpi import DistributedArray, MPIMatrixMult, Partition  # takes seconds, so only after the checks
 
     comm, (m, n, k), whole = setting.comm, setting.mnk, slice(None)
     i, j = divmod(comm.rank, side)

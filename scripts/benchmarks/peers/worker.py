@@ -1,4 +1,4 @@
-"""A contender on its ranks: it tries its layouts, keeps the fastest, checks it, and multiplies once for each line."""
+"""A contender on its ranks: it tries its layouts, checks the fastest, and multiplies once for each line of input."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from peers.job import blas_of_numpy
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-NAP = 0.02  # seconds; a dozen jobs that looked every millisecond would keep a third of a core busy
-SURPLUS = 1.5  # a layout that takes so much longer than the best at first gets no second chance
+NAP = 0.02  # seconds between polls; a dozen jobs that poll every millisecond would use a third of a core
+SURPLUS = 1.5  # a layout whose first run takes this many times the best time is not run again
 
 
 class Block(NamedTuple):
-    """What one rank holds of a matrix: values[r, c] is the element (rows[r], cols[c])."""
+    """The part of a matrix on one rank: values[r, c] is the element (rows[r], cols[c])."""
 
     rows: np.ndarray | range
     cols: np.ndarray | range
@@ -33,9 +33,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """variant : an algorithm or a function.   layout : one of those that the module of the contender knows.
+    """variant : an algorithm or a function.   layout : a layout that the module of the contender supports.
 
-    "native" is the layout that a package likes best, and "columns" has one block of columns of A, B and C per rank.
+    "native" is the fastest layout of a package, and "columns" has one block of columns of A, B and C per rank.
     """
 
     comm: MPI.Intracomm
@@ -50,8 +50,8 @@ class Setting:
 class Way(NamedTuple):
     """A layout, ready to be used.
 
-    error : returns the relative error of the last run, which is to be at most `tolerance`; None: nothing is checked.
-    fill : is called before each run, without being timed.
+    error : returns the relative error of the last run, which must be at most `tolerance`; None: nothing is checked.
+    fill : called before each run; its time does not count.
     """
 
     note: str
@@ -65,12 +65,12 @@ Maker = Callable[[], Way]
 
 
 def nothing() -> Block:
-    """The block of a rank that has none."""
+    """Return an empty block."""
     return Block(range(0), range(0), np.zeros((0, 0)))
 
 
 def filled(shape: tuple[int, int], rows: slice, cols: slice, seed: int, dtype: str) -> Block:
-    """A contiguous part of a random matrix of that shape."""
+    """Return a contiguous part of a random matrix of a shape."""
     here, there = range(*rows.indices(shape[0])), range(*cols.indices(shape[1]))
     block = Block(here, there, np.empty((len(here), len(there)), dtype))
     randomize(block, seed)
@@ -78,20 +78,20 @@ def filled(shape: tuple[int, int], rows: slice, cols: slice, seed: int, dtype: s
 
 
 def randomize(block: Block, seed: int) -> None:
-    """Elements of mean 0 that depend on their indices alone: all sums are small, and a wrong index shows."""
+    """Fill a block with elements of mean 0 that depend only on indices: sums are small, and a wrong index shows."""
     uniform = element_function("uniform", seed, block.values.dtype)
     half = block.values.dtype.type(0.5)
     fill(block.values, np.asarray(block.rows), np.asarray(block.cols), lambda i, j: uniform(i, j) - half)
 
 
 def part(n: int, parts: int, at: int) -> slice:
-    """One of the equal parts of 0..n; the last ones may be smaller or empty."""
+    """Return one of the equal parts of range(n); the last ones may be smaller or empty."""
     size = -(-n // parts)
     return slice(min(n, at * size), min(n, at * size + size))
 
 
 def boxes(count: int, sides: int = 2) -> list[tuple[int, ...]]:
-    """The ways to write a count as a product of that many sides."""
+    """Return all ways to write a count as a product of `sides` factors."""
     if sides == 1:
         return [(count,)]
     first = [side for side in range(1, count + 1) if count % side == 0]
@@ -144,7 +144,7 @@ def timed(comm: MPI.Intracomm, way: Way) -> float:
 
 
 def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
-    """Return the way whose better one of two runs is the shortest; the first run also warms up."""
+    """Return the way with the least time of two runs; the first run also warms up."""
     best, least, trouble = None, inf, ""
     for make in makers:
         try:
@@ -152,7 +152,7 @@ def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
             seconds = timed(comm, way)
             if seconds < SURPLUS * least:
                 seconds = min(seconds, timed(comm, way))
-        except Exception as failed:  # on all ranks, or the job hangs and is ended
+        except Exception as failed:  # assumed to be raised on all ranks; otherwise the job hangs, and is ended
             trouble = trouble or f"{type(failed).__name__}: {failed}"
             continue
         if seconds < least:
@@ -163,7 +163,7 @@ def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
 
 
 def checked(comm: MPI.Intracomm, way: Way) -> Way:
-    """Return a way whose result is right.  Raises ArithmeticError on all ranks."""
+    """Check the result of a way, and return the way.  Raises ArithmeticError on all ranks."""
     if way.error is not None:
         timed(comm, way)
         wrong = way.error()
@@ -178,12 +178,12 @@ def serve(comm: MPI.Intracomm, module: str, **setting: Any) -> None:
     makers: Callable[[Setting], Iterator[Maker]] = peer.makers
     if comm.rank == 0:
         kernel = peer.kernel() if hasattr(peer, "kernel") else processors.kernel(blas_of_numpy())
-        if kernel is not None:  # else its BLAS has said it
+        if kernel is not None:  # otherwise the BLAS has printed it
             print("kernel", kernel, flush=True)
     now, way, trouble = "", None, ""
     while line := next_line(comm):
         if line != now:
-            now, way, trouble = line, None, ""  # the old matrices go before the new ones come
+            now, way, trouble = line, None, ""  # the old matrices are freed before new ones are allocated
             m, n, k = map(int, line.split())
             try:
                 way = checked(comm, fastest(comm, makers(Setting(comm, (m, n, k), **setting))))

@@ -35,7 +35,7 @@ WITHOUT_MPI = ("scaling", "plan", "simulate", "plot", "profile")
 END = 30  # seconds in which a job must end after a kill
 ANSWER = 6  # seconds in which the other ranks answer the watchdog
 ENDED = 3  # the exit code by which a scheduler knows that the job may be started again
-SURVIVE = 75  # seconds: 60 for the agreement of survivors, and the job itself
+SURVIVE = 75  # seconds: 60 in which survivors must recover (`patience`), and the job itself
 
 
 def command(trial: Trial) -> None:
