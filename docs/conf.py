@@ -1,6 +1,6 @@
-"""How Sphinx builds the site: `scripts/docs.sh`.
+"""Configuration of Sphinx, which `scripts/docs.sh` calls.
 
-The source folder is the checkout, so that links between pages are the same here and where the repository is browsed.
+The source folder is the checkout, so that links between pages work in the site and in a browsed repository.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ html_theme_options = {"navigation_with_keys": True}
 
 
 def code_in_help(app: object, context: object, lines: list[str]) -> None:
-    """Make code of what is in single backticks in the help of the commands."""
+    """Show text in single backticks as code in the help of the commands."""
     lines[:] = [re.sub(r"(?<![:`])`([^`<>]+)`(?!`)", r"``\1``", line) for line in lines]
 
 
 def only_patterns_that_match(app: object, docname: str, source: list[str]) -> None:
-    """Leave out those lines of the contents that stand for pages which this version lacks."""
+    """Remove patterns from the table of contents that match no page of this version."""
     here, pattern = Path(__file__).parent, re.compile(r"[\w/-]+\*")
     if docname == root_doc:
         lines = source[0].split("\n")
@@ -59,7 +59,7 @@ def only_patterns_that_match(app: object, docname: str, source: list[str]) -> No
 
 
 def front_page(app: object, error: Exception | None) -> None:
-    """Lead from the folder of the site to its first page."""
+    """Write an index.html that redirects from the folder of the site to its first page."""
     if error is None and app.builder.format == "html":  # type: ignore[attr-defined]
         page = '<!DOCTYPE html><title>pdgemm</title><meta http-equiv="refresh" content="0; url=docs/index.html">\n'
         (Path(app.outdir) / "index.html").write_text(page)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Turns the docstrings of the package, which are plain text, into reStructuredText.
+"""Convert the docstrings of the package, which are plain text, to reStructuredText.
 
-A line `name : text`, with the lines below it that are indented more, becomes an entry of a definition list; text in
-single backticks becomes code, or a link if it is a public name; an indented paragraph is shown as it is; and what would
-mean something in reStructuredText, such as |A|, is text.
+A line `name : text`, with the more indented lines below it, becomes an entry of a definition list; text in single
+backticks becomes code, or a link if it is a public name; an indented paragraph is shown unchanged; and characters with
+a meaning in reStructuredText, as in |A|, are escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pdgemm
 NAMES = frozenset(pdgemm.__all__)
 _ENTRY = re.compile(r"(?P<name>[\w`\"*.(][^:]*?)\s+:\s+(?P<text>\S.*)")
 _CHOICE = re.compile(r'(?P<name>"[^"]+"(?:, "[^"]+")*)\s{1,}(?P<text>\S.*;?)')
-_BEGINNINGS = ("Raises ", "Returns ", "Cost", "Error:")  # of what gets a paragraph of its own
+_BEGINNINGS = ("Raises ", "Returns ", "Cost", "Error:")  # a line that begins so starts a new paragraph
 _CODE = re.compile(r"(``?)(.+?)\1", re.DOTALL)
 _SPECIAL = re.compile(r"([\\*|_`])")
 
@@ -39,7 +39,7 @@ def converted(lines: list[str]) -> list[str]:
 
 
 def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the paragraphs; one that goes on below an entry with indented lines belongs to it."""
+    """Yield the paragraphs, which are separated by empty lines."""
     paragraph: list[str] = []
     for line in [*lines, ""]:
         if line.strip():
@@ -50,7 +50,7 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _paragraph(lines: list[str]) -> list[str]:
-    """Return the entries and the text of a paragraph; lines that are indented more go on with what is above them."""
+    """Return the entries and the text of a paragraph; a more indented line continues the line above it."""
     made: list[str] = []
     text: list[str] = []
 
@@ -78,7 +78,7 @@ def _paragraph(lines: list[str]) -> list[str]:
 
 
 def _body(lines: list[str]) -> list[str]:
-    """Return what is said of an entry; lines that begin with a choice in quotation marks and a gap are a list."""
+    """Return the text of an entry; lines that begin with a quoted choice and two blanks become a list."""
     made: list[str] = []
     choices = [_CHOICE.fullmatch(line.strip()) if number else None for number, line in enumerate(lines)]
     if sum("  " in (choice[0] if choice else "") for choice in choices) > 1:
@@ -98,7 +98,7 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 def inline(text: str) -> str:
-    """Return text with code as literals, and all else without a meaning."""
+    """Return text with code as literals, and all other text escaped."""
     made, at = "", 0
     for code in _CODE.finditer(text):
         before, after = text[at : code.start()], text[code.end() : code.end() + 1]

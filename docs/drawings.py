@@ -1,4 +1,4 @@
-"""Draws the pictures of the documentation from the package's own layouts and schedules, as SVG.
+"""Draw the pictures of the documentation from the layouts and schedules of the package, as SVG.
 
 python docs/drawings.py [FOLDER]      by default docs/pictures
 
@@ -64,7 +64,7 @@ def by_owner(ranks: np.ndarray) -> np.ndarray:
 
 
 def block_cyclic() -> Figure:
-    """A 10 x 12 matrix in blocks of 2 x 2 over a 2 x 3 grid, and the elements that rank 4 holds."""
+    """A 10 x 12 matrix in blocks of 2 x 2 over a 2 x 3 grid, and the elements on rank 4."""
     distribution = Distribution.over((2, 3), (10, 12), (2, 2))
     ranks = owners(distribution)
     figure, (whole, local) = plt.subplots(1, 2, figsize=(8, 4.2), width_ratios=(12, 5))
@@ -83,7 +83,7 @@ def block_cyclic() -> Figure:
 
 
 def summa() -> Figure:
-    """Two steps of SUMMA on a 2 x 3 grid: the panels that are sent, and who multiplies."""
+    """Two steps of SUMMA on a 2 x 3 grid: the panels that are sent, and the ranks that multiply."""
     schedule = product((6, 6, 6), 6, "summa", shape=(2, 3), width=1)
     assert isinstance(schedule, Summa)
     a, b, c = schedule.A, schedule.B, schedule.C
@@ -126,7 +126,7 @@ def along(ax: Axes, start: tuple[float, float], axis: int, end: float) -> None:
 
 
 def cannon() -> Figure:
-    """The three steps of Cannon's algorithm on a 3 x 3 torus: the parts of A and of B that each rank holds."""
+    """The three steps of Cannon's algorithm on a 3 x 3 torus: the parts of A and of B on each rank."""
     schedule = product((9, 9, 9), 9, "cannon", shape=(3, 3))
     assert isinstance(schedule, Cannon)
     figure, axes = plt.subplots(1, 3, figsize=(8, 3.3))
@@ -145,7 +145,7 @@ def cannon() -> Figure:
         for moves in shifts[number + 1]:
             for source, target in zip(moves.source.tolist(), moves.target.tolist()):
                 (i, j), (to_i, to_j) = schedule.C.coords(source), schedule.C.coords(target)
-                if abs(i - to_i) + abs(j - to_j) == 1:  # those that go round the torus are not drawn
+                if abs(i - to_i) + abs(j - to_j) == 1:  # transfers around the torus are not drawn
                     middle = np.array((j + to_j + 1, 5 - i - to_i)) / 2
                     step = np.array((to_j - j, i - to_i)) * 0.17
                     ends = tuple(middle - step), tuple(middle + step)
@@ -154,7 +154,7 @@ def cannon() -> Figure:
 
 
 def layers() -> Figure:
-    """2.5D on 2 x 2 x 2 ranks: which layer multiplies which inner indices, and who adds up C."""
+    """2.5D on 2 x 2 x 2 ranks: the inner indices of each layer, and the ranks that add up C."""
     schedule = product((8, 8, 8), 8, "2.5d", shape=(2, 2), layers=2)
     assert isinstance(schedule, Layered)
     grid = schedule.grid
@@ -195,7 +195,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 
 
 def draw(folder: Path, keep: Iterable[str] = ()) -> None:
-    """Write all pictures, but not again those of these names."""
+    """Write all pictures, except those named in `keep`."""
     folder.mkdir(exist_ok=True)
     for name, picture in PICTURES.items():
         path = folder / f"{name}.svg"

@@ -4,14 +4,14 @@
 say() { printf '%s\n' "$*"; }
 die() { printf '%s\n' "${0##*/}: $*" >&2; exit "${exit_code:-1}"; }
 
-# help_asked "$@": prints the comment at the top of the script and ends, if the first argument asks for help.
+# help_asked "$@": if the first argument is -h or --help, prints the comment at the top of the script and exits.
 help_asked() {
     case ${1:-} in
         -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[1]}"; exit 0 ;;
     esac
 }
 
-# quietly WHAT COMMAND...: one line for the action; the command's output only if it fails.
+# quietly TEXT COMMAND...: prints TEXT, and the command's output only if it fails.
 quietly() {
     local what=$1 log status=0
     shift
@@ -33,13 +33,13 @@ _apt_install() {
     apt-get update -q && apt-get install -y -q --no-install-recommends "$@"
 }
 
-# apt_install PACKAGES...: as root with apt-get, else says the command and ends (exit code $exit_code, default 1).
+# apt_install PACKAGES...: installs by apt-get as root; otherwise prints the command and exits ($exit_code, default 1).
 apt_install() {
     can_apt || die "please run: sudo apt-get install $*   (then $0 again)"
     quietly "apt-get install $*" _apt_install "$@"
 }
 
-# Prints a Python >= 3.11, $PYTHON if set; nothing if there is none.
+# Prints the path of a Python >= 3.11, of $PYTHON if it is set; nothing if there is none.
 find_python() {
     local name
     for name in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
@@ -49,8 +49,8 @@ find_python() {
     done
 }
 
-# Makes $venv where there is none.  One that was moved, was left half made, or whose Python is gone
-# cannot be mended and is made anew.
+# Makes $venv if it does not exist, or makes it again if it was moved, is incomplete, or its Python
+# does not exist any more.
 make_venv() {
     local python
     if grep -qsF "$venv" "$venv/bin/activate" && "$venv/bin/python" -c '' 2>/dev/null; then
@@ -66,17 +66,17 @@ make_venv() {
     quietly "making ${venv##*/} with $("$python" -V)" "$python" -m venv --clear "$venv"
 }
 
-# One setup at a time in a checkout (where the file system has locks).
+# Allows one setup at a time in a checkout, if the file system has locks.
 lock() { exec 9<"$root"; flock 9 || true; }
 
-# fingerprint WORDS...: changes whenever an installation must be looked at again.
+# fingerprint WORDS...: prints a checksum that changes whenever an installation must be checked again.
 fingerprint() {
     { cat "$root/pyproject.toml" "$root/setup.cfg"; "$venv/bin/python" -V; echo "$venv" "$@"; } 2>/dev/null |
         sha256sum | cut -d' ' -f1
 }
 
-# Two ranks, or two singletons because the launcher belongs to another MPI than mpi4py's library?
-# check_ranks LAUNCHER [PYTHON CODE]
+# check_ranks LAUNCHER [PYTHON CODE]: fails if two ranks do not see each other, because the launcher belongs to another
+# MPI than mpi4py's library.
 check_ranks() {
     local out
     out=$(

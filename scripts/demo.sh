@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on real input: matrices that live in HDF5 files, on 4 ranks; two of the examples of docs/examples.
-# Sets up what it needs; results stay in demo-data/.
+# A demonstration on 4 ranks: a product of matrices in HDF5 files, and two of the examples of docs/examples.
+# Installs the requirements first; the results are in demo-data/.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/scripts/common.sh"

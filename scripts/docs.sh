@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the documentation into build/docs, after setting up what it needs, and prints the path of its first page.
+# Installs the requirements, builds the documentation into build/docs, and prints the path of its first page.
 #
 #   scripts/docs.sh             any warning is an error
-#   scripts/docs.sh --check     also runs every line that the pages and docstrings show, and checks pages and links
+#   scripts/docs.sh --check     also runs all code in pages and docstrings, and checks pages and links
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 help_asked "$@"

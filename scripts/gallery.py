@@ -3,8 +3,8 @@
 
     . scripts/env.sh; python scripts/gallery.py
 
-The text of an example is its docstring, its output what it prints here.  Two more pictures show the losses of digits.py
-on 1 to 4 ranks, for docs/training.md, and those of gpt/train.py in six layouts, for docs/gpt.md.
+The gallery has the docstring and the output of each example.  Two more pictures show the losses of digits.py on 1 to 4
+ranks, for docs/training.md, and the losses of gpt/train.py in six layouts, for docs/gpt.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from PIL import Image
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 ON_RANKS = "mpirun -n 4 python -m pdgemm docs/examples/{}.py"
-COMMANDS = {  # in the order of the gallery; the last one of each is that of the example
+COMMANDS = {  # in the order of the gallery; the last command of each runs the example
     "pca": [ON_RANKS],
     "pca_file": [ON_RANKS],
     "nearest_neighbours": [
@@ -43,7 +43,7 @@ COMMANDS = {  # in the order of the gallery; the last one of each is that of the
     "boosted_trees": [f"{ON_RANKS} --missing 0.1 --picture boosted_trees.png"],
 }
 WITH_TORCH = {"torch_buckets": f"{ON_RANKS} --dtype float64 --compare"}  # without a picture
-LAYOUTS = {  # of gpt/train.py: ranks, and options
+LAYOUTS = {  # the ranks and the options of gpt/train.py
     "1 process": (1, "--microbatches 4"),
     "dp 4, ZeRO 3": (4, "--dp 4 --zero 3"),
     "tp 4": (4, "--tp 4"),
@@ -101,7 +101,7 @@ def text_of(name: str) -> tuple[str, str]:
 
 
 def page(outputs: dict[str, str]) -> str:
-    """Return the gallery.   outputs : what each example prints."""
+    """Return the text of the gallery.   outputs : {name of an example: its output}."""
     texts = {name: text_of(name) for name in COMMANDS}
     rows = [f"| ![{x}](pictures/{name}.png) | [{name}.py]({name}.py): {x} |" for name, (x, _) in texts.items()]
     parts = [BEGINNING, "\n".join(["| | |", "|---|---|", *rows, ""])]
@@ -118,12 +118,12 @@ def page(outputs: dict[str, str]) -> str:
 
 
 def outputs_with_torch(folder: str) -> dict[str, str]:
-    """Return what the examples that need torch print; where it is not installed, what the page has."""
+    """Return the outputs of the examples that need torch; if it is not installed, the outputs in the present page."""
     outputs, page_now = {}, (EXAMPLES / "README.md").read_text()
     for name, command in WITH_TORCH.items():
         line = command.format(name)
         if find_spec("torch") is None:
-            print(f"{name}: torch is not installed, and the page keeps what it has")
+            print(f"{name}: torch is not installed, so the output in the page is not changed")
             outputs[name] = page_now.partition(f"$ {line}\n")[2].partition("```")[0]
         else:
             words = shlex.split(line.replace("docs/examples", str(EXAMPLES)))
@@ -132,7 +132,7 @@ def outputs_with_torch(folder: str) -> dict[str, str]:
 
 
 def train(path: str) -> None:
-    """Run digits.py on these ranks, and save its losses, and the share of digits it reads right every ten steps."""
+    """Run digits.py on all ranks, and save its losses and, every ten steps, the percentage of digits read right."""
     sys.path.insert(0, str(EXAMPLES))
     digits: Any = __import__("digits")
     options = digits.parsed(["--dtype", "float64", "--no-report"])
@@ -149,7 +149,7 @@ def train(path: str) -> None:
 
 
 def draw_training(path: Path, runs: dict[int, Any]) -> None:
-    """Draw losses on 1 to 4 ranks, and the shares of digits that are read right."""
+    """Draw losses on 1 to 4 ranks, and the percentages of digits that are read right."""
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_curves(left, {f"dp {ranks}": (np.arange(1, 1 + len(x["losses"])), x["losses"]) for ranks, x in runs.items()})
@@ -182,7 +182,7 @@ def draw_layouts(path: Path, folder: Path) -> None:
 
 
 def draw_curves(axes: Any, curves: dict[str, Any]) -> None:
-    """Draw the first curve in a wide grey line, and the others on it in dashes that take turns."""
+    """Draw the first curve as a wide grey line, and the others on it in alternating dashes."""
     for number, (name, (x, y)) in enumerate(curves.items()):
         style: Any = {"label": name, "color": "lightgrey", "linewidth": 4}
         if number:
@@ -198,13 +198,13 @@ def most_different(axes: Any) -> float:
 
 
 def store(source: Path, name: str) -> None:
-    """Write a picture of the gallery; a palette takes half of the bytes."""
+    """Write a picture of the gallery with a palette, which halves its size."""
     with Image.open(source) as picture:
         picture.convert("RGB").quantize(160).save(EXAMPLES / "pictures" / f"{name}.png", optimize=True)
 
 
 def main() -> None:
-    """Run all examples in a folder of their own, and write what came out."""
+    """Run all examples in a temporary folder, and write the gallery."""
     outputs = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, commands in COMMANDS.items():

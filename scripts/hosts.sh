@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
-# Several hosts on one machine: runs a command on the first of them, and MPI jobs on all.
+# Simulates several hosts on one machine: runs a command on the first host, which can start MPI jobs on all.
 #
 #   scripts/hosts.sh [--rate 1gbit] NUMBER COMMAND...
 #   scripts/hosts.sh 3 mpirun -n 6 --map-by ppr:2:node pdgemm info
 #   scripts/hosts.sh 2 bash                     a shell on h1; there, /dev/shm/on h2 COMMAND... runs on h2, and
 #       /dev/shm/cable h2 rate 100mbit          changes the rate of a host's cable, both ways
-#       /dev/shm/cable h2 loss 1%               loses so many of the packets that come to it
-#       /dev/shm/cable h2 down                  cuts it; up mends it
+#       /dev/shm/cable h2 loss 1%               drops this part of the packets that h2 receives
+#       /dev/shm/cable h2 down                  disconnects the cable; up connects it again
 #
-# A host is a set of namespaces: its own name (h1, h2, ...), network card (eth0, 10.0.0.1, ...), IPC and /dev/shm, so
-# that nothing but TCP leads from one to another.  A cable from each card to a switch carries RATE both ways (tc tbf).
-# The files are the machine's.  Its processors are shared out among the hosts, if there is one for each.  Open MPI finds the hosts, and the way to start daemons there, in the
-# environment.  `ip -s link` counts packets of up to 64 KiB, as they come from the kernel with one header; `tc -s qdisc`
-# counts, and the rate holds for, what a wire would carry: a header of 66 bytes before each 1448.
+# A host is a set of namespaces with a separate name (h1, h2, ...), network card (eth0, 10.0.0.1, ...), IPC and /dev/shm,
+# so that hosts communicate only by TCP.  A cable from each card to a switch has the rate RATE both ways (tc tbf).  All
+# hosts see the files of the machine.  Its processors are divided among the hosts, if there are enough.  Environment
+# variables tell Open MPI the hosts and how to start daemons there.  `ip -s link` counts packets as the kernel passes
+# them on, up to 64 KiB with one header; `tc -s qdisc` and the rate count bytes as on a wire, with a header of 66 bytes
+# for each 1448.
 #
-# All of it lives in namespaces of this command and ends with it, by Ctrl-C and kill -9, too (unshare does not hear
-# SIGTERM).  The machine's own network is not touched, and any number of these may run at a time.  Who is not root
-# gets a user namespace as well, where that is allowed.
-# Exit code: that of COMMAND; 3: this machine has not what it takes, for the reason in one line; 2: bad arguments.
+# All of it is in namespaces of this command and ends with it, also after Ctrl-C and kill -9 (unshare ignores SIGTERM).
+# The machine's own network is not changed, and any number of these commands may run at a time.  For a user who is not
+# root a user namespace is added, if that is allowed.
+# Exit code: the one of COMMAND; 3: this machine cannot simulate hosts, for the printed reason; 2: bad arguments.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-PATH=$PATH:/usr/sbin:/sbin      # of ip and tc
+PATH=$PATH:/usr/sbin:/sbin      # the folders of ip and tc
 . "$root/scripts/common.sh"
 help_asked "$@"
 
@@ -44,37 +45,37 @@ if [ -z "${_pdgemm_switch:-}" ]; then
     said=$("${switch[@]}" "${try[@]}" 2>&1) || {
         switch+=(--user --map-root-user)
         said=$("${switch[@]}" "${try[@]}" 2>&1) || die "no network namespaces: ${said##*$'\n'}"
-        # there we are root to Open MPI
+        # in a user namespace we are root for Open MPI
         export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
         export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
     }
     _pdgemm_switch=1 exec "${switch[@]}" "$BASH" "${BASH_SOURCE[0]}" --rate "$rate" "$@"
 fi
 
-# From here on in the namespaces of the switch, as their first process: when it ends, all that is in them ends.
+# From here on, this is the first process in the namespaces of the switch: when it ends, all processes in them end.
 unset _pdgemm_switch
 shift
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# need COMMAND...: or it cannot be done here.
+# need COMMAND...: runs a command; if it fails, ends this script with exit code 3.
 need() {
     local said
     said=$("$@" 2>&1 </dev/null) || die "$* failed: ${said##*$'\n'}"
 }
 
-# on PID COMMAND...: on the host that this process keeps alive.
+# on PID COMMAND...: runs a command on the host whose first process is PID.
 on() {
     local pid=$1
     shift
     nsenter -t "$pid" --net --mount --ipc --uts -- "$@"
 }
 
-limit() { echo "root tbf rate $1 burst 128kb limit 32mb"; }     # more than TCP has on its way: nothing is dropped
+limit() { echo "root tbf rate $1 burst 128kb limit 32mb"; }     # TCP has less data in flight, so nothing is dropped
 mapfile -t cores < <(taskset -pc $$ | sed 's/.*: //' | tr , '\n' | awk -F- '{for (i = $1; i <= ($2 ? $2 : $1); i++) print i}')
 share=$((${#cores[@]} / number))
 
-# processors NUMBER: those of this host.
+# processors NUMBER: prints the processors of this host.
 processors() {
     local mine=("${cores[@]}")
     if [ $share != 0 ]; then mine=("${cores[@]:($1 - 1) * share:share}"); fi
@@ -85,10 +86,10 @@ pids=() allowed=()
 need ip link add switch type bridge
 need ip link set switch up
 for ((n = 1; n <= number; n++)); do
-    # It waits for ever, and says its number or why it does not.
+    # The first process of a host prints its number and then sleeps, or unshare prints an error.
     exec {said}< <(exec unshare --net --mount --ipc --uts sh -c 'echo $$; exec sleep infinity' 2>&1 </dev/null)
     read -r pid <&"$said" || true
-    [[ $pid =~ ^[0-9]+$ ]] || die "no namespaces in namespaces: $pid"
+    [[ $pid =~ ^[0-9]+$ ]] || die "nested namespaces are not possible: $pid"
     pids+=("$pid")
     need ip link add "port$n" type veth peer name eth0 netns "$pid"
     need ip link set "port$n" master switch up
@@ -108,7 +109,7 @@ done
 hosts='127.0.0.1 localhost'
 for ((n = 1; n <= number; n++)); do hosts+=$'\n'"10.0.0.$n h$n"; done
 agent="#!$BASH
-# What mpirun takes for ssh.
+# mpirun calls this in place of ssh.
 pids=(${pids[*]}) allowed=(${allowed[*]})
 at=\$((\${1#h} - 1))
 shift
@@ -138,10 +139,10 @@ case $(mpirun --version 2>&1) in
     *) export OMPI_MCA_btl=self,sm,tcp ;;
 esac
 export OMPI_MCA_pml=ob1
-# A message is known to have arrived when it has, not after those that follow it (docs/hosts.md).
+# Report the arrival of a message at once, not after the messages that follow it (docs/hosts.md).
 export OMPI_MCA_btl_tcp_flags="${OMPI_MCA_btl_tcp_flags-send,inplace}"
 export OMPI_MCA_pml_ob1_send_pipeline_depth="${OMPI_MCA_pml_ob1_send_pipeline_depth-1000}"
-# And it begins when it is posted: what asks for it and what answers do not queue behind other messages.
+# And send a message when it is posted: without a request and an answer, which would queue behind other messages.
 export OMPI_MCA_btl_tcp_eager_limit="${OMPI_MCA_btl_tcp_eager_limit-8388608}"
 export OMPI_MCA_btl_tcp_rndv_eager_limit="${OMPI_MCA_btl_tcp_rndv_eager_limit-8388608}"
 export OMPI_MCA_btl_tcp_max_send_size="${OMPI_MCA_btl_tcp_max_send_size-8388608}"

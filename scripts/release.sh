@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes a release: the version and the changelog, the sdist and the wheel, and a trial of both.  Uploads nothing.
+# Makes a release: sets the version and the changelog, builds the sdist and the wheel, and tests both.  Uploads nothing.
 #
 #   scripts/release.sh [--dry-run] VERSION      e.g. 0.2.0
 #
-# It wants a clean checkout with an "unreleased" section in CHANGELOG.md.  VERSION and today's date go into pyproject.toml,
-# CHANGELOG.md, CITATION.cff and the recipes of docs/sites; dist/ takes what is built from that.  Both files are checked by twine and
-# installed in fresh environments of their own, where a command, a product on 2 ranks and the tests of the package's
-# contents run.  If all went well the version is committed and tagged, and what is left to do is printed.
-# --dry-run does the same in a copy: it leaves dist/ to look at, and changes nothing else.
+# The checkout must be clean, with an "unreleased" section in CHANGELOG.md.  VERSION and today's date are written to
+# pyproject.toml, CHANGELOG.md, CITATION.cff and the recipes of docs/sites; the sdist and the wheel are built in dist/.
+# Both are checked by twine and installed in separate fresh environments, in which a command, a product on 2 ranks and
+# the tests of the package's contents run.  If all succeed, the version is committed and tagged, and the remaining steps
+# are printed.  --dry-run does the same in a copy: it writes dist/, and changes nothing else.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/scripts/common.sh"
@@ -64,8 +64,8 @@ git -C "$tree" add -A
 git -C "$tree" diff --cached --binary HEAD | git apply --index
 git commit -qm "pdgemm $version"
 git tag -a "v$version" -m "pdgemm $version"
-say "committed and tagged v$version; what is left to do:
+say "committed and tagged v$version; the remaining steps:
     git push origin HEAD v$version
     twine upload dist/pdgemm-$version*
-    the sha256 of the sdist goes into docs/sites/spack/package.py, and by eb --inject-checksums into docs/sites/easybuild
-    a section \"(unreleased)\" on top of CHANGELOG.md begins the next version"
+    write the sha256 of the sdist to docs/sites/spack/package.py, and by eb --inject-checksums to docs/sites/easybuild
+    begin the next version by a section \"(unreleased)\" at the top of CHANGELOG.md"

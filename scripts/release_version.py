@@ -1,8 +1,8 @@
-"""Writes a version and today's date wherever a checkout says them: for scripts/release.sh.
+"""Write a version and today's date to all files of a checkout that contain them: for scripts/release.sh.
 
     python scripts/release_version.py TREE VERSION
 
-Exit codes: 0, or 1 with a line that says why nothing was changed.
+Exit codes: 0; 1 if nothing was changed, for the printed reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packaging.version import Version
 
 
 def write(tree: Path, version: str, today: date) -> None:
-    """Change all files, or none.   Raises ValueError where a file is not as it should be."""
+    """Change all files, or none.   Raises ValueError if a file does not have the expected lines."""
     old = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["version"]
     if Version(version) < Version(old):
         raise ValueError(f"{version} is before {old}")
@@ -36,7 +36,7 @@ def write(tree: Path, version: str, today: date) -> None:
     for path, (pattern, new) in changes.items():
         texts[path], times = re.subn(pattern, new, path.read_text(), flags=re.MULTILINE)
         if times != 1:
-            raise ValueError(f"{path.relative_to(tree)} has {times} lines like {pattern!r}, and should have 1")
+            raise ValueError(f"{path.relative_to(tree)} must have one line like {pattern!r}, and has {times}")
     for path, text in texts.items():
         path.write_text(text)
     recipe.rename(recipe.with_name(recipe.name.replace(old, version)))

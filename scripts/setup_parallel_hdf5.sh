@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes .venv-parallel: pdgemm with an h5py that writes in parallel through MPI, on Debian's or
-# Ubuntu's own Open MPI and HDF5:
+# Makes .venv-parallel: pdgemm with an h5py that supports parallel HDF5, on Debian's or Ubuntu's
+# Open MPI and HDF5:
 #
 #   PDGEMM_VENV=.venv-parallel; . scripts/env.sh; mpirun -n 4 pdgemm info
 #
-# h5py is compiled once (two minutes); the wheel is kept in the user's cache.
-# ScaLAPACK, on the same Open MPI, comes along where it can:
+# h5py is compiled once (two minutes); the wheel is stored in the user's cache.
+# ScaLAPACK, on the same Open MPI, is installed too if possible:
 # tests/ranks/interop/test_scalapack_reference.py compares with it.
-# Exit code 3: this machine has not what it takes and we may not install it.
+# Exit code 3: packages are missing, and this script may not install them.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv-parallel
@@ -17,8 +17,8 @@ help_asked "$@"
 [ $# = 0 ] || exit_code=2 die "takes no arguments, not '$*'"
 
 h5py=3.16.0
-mpi4py=4.1.2        # what h5py is compiled against, and what runs
-scalapack=libscalapack-openmpi-dev      # the library's own package has a version in its name
+mpi4py=4.1.2        # h5py is compiled against this version, and runs with it
+scalapack=libscalapack-openmpi-dev      # the package of the library itself has a version in its name
 
 print=''
 [ ! -r "$stamp" ] || read -r print <"$stamp"
@@ -45,7 +45,7 @@ tag=$("$venv/bin/python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])'
 wheels=${XDG_CACHE_HOME:-$HOME/.cache}/pdgemm/wheels/h5py-$h5py-mpi4py-$mpi4py-$tag-hdf5-$hdf5-openmpi-$openmpi
 
 build_h5py() {
-    # Without isolation: isolated, pip would also compile an old mpi4py, for ten minutes.
+    # --no-build-isolation: otherwise pip would also compile an old mpi4py, for ten minutes.
     HDF5_MPI=ON CC=mpicc.openmpi HDF5_DIR=/usr/lib/$(mpicc.openmpi -print-multiarch)/hdf5/openmpi CFLAGS="-O1 -g0" \
         "${pip[@]}" wheel --no-build-isolation --no-deps --no-binary=h5py --no-cache-dir -w "$wheels.new" "h5py==$h5py" &&
         mv "$wheels.new" "$wheels"
@@ -58,7 +58,7 @@ if ! ls "$wheels"/h5py-*.whl >/dev/null 2>&1; then
     exit_code=1
     rm -rf "$wheels" "$wheels.new"
     mkdir -p "$(dirname "$wheels")"
-    quietly "installing what h5py is built with" "${pip[@]}" install \
+    quietly "installing the build requirements of h5py" "${pip[@]}" install \
         "mpi4py==$mpi4py" 'numpy>=2' 'Cython>=3,<4' pkgconfig 'setuptools>=77' wheel packaging
     quietly "compiling h5py $h5py for HDF5 $hdf5 and Open MPI $openmpi (about two minutes)" build_h5py
 fi
@@ -69,7 +69,7 @@ quietly "installing pdgemm[plot,test] into .venv-parallel" \
 ln -sf "$(command -v mpiexec.openmpi)" "$venv/bin/mpirun"
 ln -sf mpirun "$venv/bin/mpiexec"
 
-# mpi4py on another MPI than HDF5's ends in endless recursion: exactly one libmpi may be loaded.
+# If mpi4py uses another MPI than HDF5, calls recurse without end: exactly one libmpi may be loaded.
 quietly "checking h5py, HDF5 and mpi4py together on 2 ranks" check_ranks mpiexec "
 import h5py
 libraries = {line.split()[-1] for line in open('/proc/self/maps') if '/libmpi.so' in line}

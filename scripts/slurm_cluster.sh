@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# A Slurm cluster of two pretended nodes, n1 and n2, on this machine: for the tests, and to try slurm/*.sbatch.
+# A Slurm cluster of two simulated nodes, n1 and n2, on this machine: for the tests, and to try slurm/*.sbatch.
 #
-#   scripts/slurm_cluster.sh up DIR       starts it; everything it writes lies in DIR
-#   export SLURM_CONF=DIR/slurm.conf      then sbatch, srun, squeue ... of this shell speak to it
-#   scripts/slurm_cluster.sh down DIR     cancels its jobs and stops it; DIR/log stays
+#   scripts/slurm_cluster.sh up DIR       starts it; all its files are in DIR
+#   export SLURM_CONF=DIR/slurm.conf      then sbatch, srun, squeue ... of this shell use this cluster
+#   scripts/slurm_cluster.sh down DIR     cancels its jobs and stops it; DIR/log remains
 #
-# Each node has 4 CPUs and 2 GPUs that are nothing but a name.  No accounting (sacct), no binding to cores.
+# Each node has 4 CPUs and 2 fake GPUs.  There is no accounting (sacct) and no binding to cores.
 # Several clusters may run at once, each in its DIR.
-# Exit code 3: this machine has not what it takes and we may not install it.
+# Exit code 3: packages are missing, and this script may not install them.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/scripts/common.sh"
 help_asked "$@"
-PATH=$PATH:/usr/sbin:/sbin      # where Debian has the daemons
+PATH=$PATH:/usr/sbin:/sbin      # Debian's folders of the daemons
 
 usage() { exit_code=2 die "usage: $0 up|down DIR"; }
 case $#${1:-} in 2up | 2down) ;; *) usage ;; esac
@@ -23,14 +23,14 @@ dir=$(cd -P "$2" && pwd)
 export SLURM_CONF=$dir/slurm.conf
 nodes='n1 n2'
 
-# pid_of NAME FILE: the number in a pid file, if that process runs and is a NAME.
+# pid_of NAME FILE: prints the number in a pid file, if that process runs and its command is NAME.
 pid_of() {
     local pid=''
     { read -r pid <"$2"; } 2>/dev/null || [ -n "$pid" ] || return 1
     [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$1" ] && echo "$pid"
 }
 
-# eventually SECONDS COMMAND...: until the command succeeds; fails when the time is over.
+# eventually SECONDS COMMAND...: repeats the command until it succeeds; fails when the time is over.
 eventually() {
     local end=$((SECONDS + $1))
     shift
@@ -40,7 +40,7 @@ eventually() {
     done
 }
 
-# stop NAME FILE: ends the daemon of a pid file, by force if it has to be.
+# stop NAME FILE: ends the daemon of a pid file, by SIGKILL if SIGTERM does not help.
 stop() {
     local pid
     pid=$(pid_of "$1" "$2") || return 0
@@ -50,7 +50,7 @@ stop() {
 }
 gone() { case $(ps -o state= -p "$1") in '' | Z) ;; *) return 1 ;; esac; }
 
-# Numbers of the processes of this cluster: its daemons bear a mark, and Slurm tells a job its own number.
+# Prints the processes of this cluster: variables in their environments mark its daemons and its jobs.
 left_over() {
     {
         grep -lzxF "PDGEMM_SLURM_CLUSTER=$dir" /proc/[0-9]*/environ
@@ -71,7 +71,7 @@ down() {
     eventually 5 no_left_over || left_over | xargs -r kill -9 2>/dev/null || true
 }
 
-# Three ports that nobody listens on, below those that the system hands out for connections.
+# Prints three free ports, below those that the system uses for outgoing connections.
 free_ports() {
     "$python" - <<'END'
 import random
@@ -129,7 +129,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscrib
 END
     echo "NodeName=n[1-2] Name=gpu File=$dir/gpu[0-1]" >"$dir/gres.conf"
     touch "$dir"/gpu{0,1}
-    # Slurm 23.11 and later look for cgroups even if nothing asks for them; a container may have none.
+    # Slurm 23.11 and later need cgroups even if no setting uses them; a container may have none.
     if slurmctld -V | sed 's/.* //; i 23.11' | sort -VC; then echo 'CgroupPlugin=disabled' >"$dir/cgroup.conf"; fi
 }
 
@@ -156,7 +156,7 @@ up() {
     done
     if [ ${#missing[@]} != 0 ]; then
         command -v apt-get >/dev/null || die "needs Slurm and MUNGE (${missing[*]})"
-        apt_install slurm-wlm munge libpmix2     # the last is what its PMIx plugin loads
+        apt_install slurm-wlm munge libpmix2     # Slurm's PMIx plugin loads libpmix2
     fi
     python=$(find_python)
     [ -n "$python" ] || die "no Python >= 3.11 found"
@@ -165,7 +165,7 @@ up() {
     mv -f "$dir/munge/key.new" "$dir/munge/key"
     mkdir -p "$dir"/{state,log,spool/n1,spool/n2,tmp/n1,tmp/n2}
     trap down EXIT
-    # Another program may take a port between our look and the daemon's: with other ports then.
+    # Another program may take a port before the daemon does: then try again with other ports.
     for _ in 1 2 3; do
         configure
         if start_daemons >"$dir/log/start" 2>&1; then

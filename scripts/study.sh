@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A strong and a weak scaling study of this machine, from one command to a report.  Sets up what it needs.
+# Runs a strong and a weak scaling study of this machine, and writes a report.  Installs the requirements first.
 #
 #   scripts/study.sh [FOLDER] [--ranks 1,2,4] [--strong 4096,4096,4096] [--weak 2048,2048,2048] [SCALING OPTIONS...]
 #
-# FOLDER (study-data) takes strong.jsonl, weak.jsonl, report.html and report.png.  Run again, it goes on with what is
-# missing; a study that failed in part is drawn as far as it came, and the exit code is then that of the study.
+# strong.jsonl, weak.jsonl, report.html and report.png are written to FOLDER (study-data).  The same command continues
+# a study that was interrupted.  If some measurements fail, the others are drawn, and the exit code is the study's.
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/scripts/common.sh"

@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
-# Runs the test suite, after setting up what it needs.
+# Installs the requirements, and runs the test suite.
 #
 #   scripts/test.sh                                   the suite, which runs on each change
 #   scripts/test.sh --also PART                       the suite and one part of the rest:
 #                                                     attacks   ranks and launchers are killed, files damaged, 2 minutes
 #                                                     clusters  several hosts, and a Slurm cluster, on this machine
 #                                                     debian    the distribution's MPI, parallel HDF5, ScaLAPACK
-#                                                     thorough  the tests that are marked so, on 1, 2 and 4 ranks
-#                                                     or a number, which chooses one of them in turn
-#   scripts/test.sh --all                             everything: the suite with all combinations of parameters, all
-#                                                     examples and more ranks, and all of the rest; several times as long
-#   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to what changed since this
-#                                                     branch left BASE (main), on 2 and 4 ranks: scripts/hardening/concerned.py
-#   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    these rank counts, for all tests that are asked for; with
-#                                                     arguments, only pytest, in .venv
+#                                                     thorough  the tests with the mark "thorough", on 1, 2 and 4 ranks
+#                                                     N         a number, which chooses the parts in turn
+#   scripts/test.sh --all                             the suite with all combinations of parameters, all examples and
+#                                                     more ranks, and all parts of the rest; several times as long
+#   scripts/test.sh --changed [BASE]                  ruff, mypy, the hooks, and the tests nearest to the changes since
+#                                                     this branch left BASE (main), on 2 and 4 ranks; the choice is
+#                                                     explained in scripts/hardening/concerned.py
+#   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    only these rank counts; with arguments, only pytest, in .venv
 #
-# All parts run even when one fails; the table at the end says what each came to, and which tests ran nowhere.
+# All parts run even if one fails; the table at the end has the result of each, and the tests that ran in no part.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 help_asked "$@"
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
-ranks='1 2 3 4 6'       # tests/helpers/tiers.py says which tests belong on which of them
+ranks='1 2 3 4 6'       # tests/helpers/tiers.py chooses the tests of each rank count
 all=no chosen=no changed=no also=''
 rest='attacks clusters debian thorough'
 
-# chosen_part WORD: a part of the rest, or the one whose turn it is by a number.
+# chosen_part WORD: prints the part of the rest that a name or a number chooses.
 chosen_part() {
     local parts=($rest)
     case " $rest " in *" $1 "*) echo "$1" && return ;; esac
@@ -56,8 +56,8 @@ while :; do
     esac
 done
 [ $changed = no ] || [ $# = 0 ] || { echo "test.sh: --changed chooses the tests itself; not '$*'" >&2; exit 2; }
-[ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal of their own
-part_seconds=2400       # the last resort; each test has its own timeout
+[ -t 1 ] || export NO_COLOR=1     # Open MPI 4 gives its ranks a terminal, so pytest would print colours
+part_seconds=2400       # the time limit of a part; each test has its own timeout besides
 results=$(mktemp -d)
 cluster=''
 trap '[ -z "$cluster" ] || scripts/slurm_cluster.sh down "$cluster"; rm -rf "$results"' EXIT
@@ -71,7 +71,7 @@ record() {
     ((passed += $2, failed += $3, skipped += $4)) || true
 }
 
-# check PART COMMAND...: one command, passed or failed.
+# check PART COMMAND...: runs a command, and records whether it passed or failed.
 check() {
     local part=$1 start=$SECONDS status=0
     shift
@@ -80,8 +80,8 @@ check() {
     record "$part" $((status == 0)) $((status != 0)) 0 $((SECONDS - start))
 }
 
-# tests PART COMMAND...: a pytest run; the counts are what its rank 0 wrote, and a run that wrote none has failed.
-# $about is the note of a run that needs none.
+# tests PART COMMAND...: runs pytest, and records the counts that its rank 0 writes; without counts it has failed.
+# $about is the note of a run without errors.
 tests() {
     local part=$1 start=$SECONDS status=0 counts note=''
     shift
@@ -109,7 +109,7 @@ print(s["passed"], max(s["failed"], int(sys.argv[2] != "0")), s["skipped"])' "$r
     mv "$results/summary" "$results/part ${#table[@]}" 2>/dev/null || true
 }
 
-# wanted PART: does this run include this part of the rest?
+# wanted PART: succeeds if this run includes this part of the rest.
 wanted() {
     [ $selected = no ] || return 1
     case " $also " in *" $1 "*) ;; *) return 1 ;; esac
@@ -125,11 +125,11 @@ if [ $changed = yes ]; then
     set -- $nearest
     [ $# != 0 ] || ranks=''
 fi
-unset PYTHONDONTWRITEBYTECODE       # a thousand processes would compile the package anew
+unset PYTHONDONTWRITEBYTECODE       # otherwise a thousand processes would each compile the package
 pytest=(python -m pytest -q)
 minutes=0.5 several_hosts='2 2'
 if [ $all = yes ]; then
-    pytest+=(--all --timeout 360)       # more ranks than cores take turns
+    pytest+=(--all --timeout 360)       # longer, because there are more ranks than cores
     minutes=2 several_hosts='2 1,2 2,3 2'
 fi
 everywhere=("${pytest[@]}" -p no:cacheprovider --with-mpi -m mpi)
@@ -141,8 +141,8 @@ if [ $selected$changed != yesno ]; then
     check 'mypy' mypy
     check 'hooks' env SKIP=ruff,mypy pre-commit run --all-files
 fi
-export OMP_NUM_THREADS=1    # processes share the cores, and threads of a BLAS that wait for a core take one from others
-three=()    # the serial tests wait for jobs half of their time: three processes share them
+export OMP_NUM_THREADS=1    # processes share the cores, and waiting threads of a BLAS would use cores of others
+three=()    # three processes run the serial tests, which wait for jobs half of their time
 [ $selected$changed = yesno ] || three=(-n 3 --dist worksteal)
 [ -z "$ranks" ] || tests 'serial' "${pytest[@]}" "${three[@]}" -m 'not mpi' "$@"
 if wanted attacks; then
@@ -157,7 +157,7 @@ if wanted attacks; then
     fi
 fi
 for n in $ranks; do
-    if [ "$n $selected" = '1 no' ]; then    # two processes, each of which is the only rank of its job
+    if [ "$n $selected" = '1 no' ]; then    # two processes; each is the only rank of its job
         tests '1 rank' "${parallel[@]}" -n 2 --dist worksteal
     else
         tests "$n rank$([ "$n" = 1 ] || echo s)" mpiexec -n "$n" "${parallel[@]}" "$@"
@@ -169,7 +169,7 @@ if [ $selected = no ]; then
         tests '12 ranks' mpiexec -n 12 "${everywhere[@]}" tests/ranks/algorithms/test_algorithms.py ;;
     esac
 fi
-if [ $all = no ] && wanted thorough; then       # with --all they are among the others
+if [ $all = no ] && wanted thorough; then       # --all has run them above
     widest=("${pytest[@]}" --all --timeout 360)
     tests 'thorough, serial' "${widest[@]}" -n 3 --dist worksteal -m 'thorough and not mpi'
     for n in 1 2 4; do
@@ -185,7 +185,7 @@ if wanted clusters; then
         *) status=3 reason='it needs Open MPI' ;;
     esac
     if [ $status = 0 ]; then
-        about='what their network cards count'
+        about='words counted by network cards'
         while read -r hosts each; do
             n=$((hosts * each))
             case " $ranks " in *" $n "*) ;; *) continue ;; esac
@@ -248,7 +248,7 @@ ran = {name for part in parts for name in part["ran"]}
 nowhere = {name for part in parts for name in part["left_out"]} - ran
 if nowhere:
     files = Counter(name.partition("::")[0] for name in nowhere)
-    print("\nskipped wherever they belong: " + ", ".join(f"{number} of {file}" for file, number in sorted(files.items())))
+    print("\nskipped in all parts: " + ", ".join(f"{number} of {file}" for file, number in sorted(files.items())))
 ' "$results"
 printf '\n%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"
 [ "$failed" = 0 ]

@@ -1,13 +1,14 @@
 # shellcheck shell=bash disable=SC2119,SC2120,SC2317 # lost() is called by a trap
-# The part of the job scripts that nobody needs to touch; they source it with their name.  A site's settings: site.sh.
+# The functions of the job scripts, which source this file with their name.  You need not edit it; the settings of a
+# site are in site.sh.
 #
-#   environment     the site's settings are read and looked at, the programs are on PATH
-#   check_ranks     the launcher starts ranks that see each other
-#   run, launch     a step that a signal can end
-#   multiply        C := A B from file to file
-#   program         a command of pdgemm, or a Python program
-#   train           a Python program that goes on from the state that it has saved
-# It ends the job with pdgemm's exit codes: 0 done, 1 a result is wrong, 2 bad input; or 143 after SIGTERM.
+#   environment     reads and checks the site's settings, and adds the programs to PATH
+#   check_ranks     checks that the launcher starts ranks that see each other
+#   run, launch     run a step that a signal can end
+#   multiply        computes C := A B from file to file
+#   program         runs a command of pdgemm, or a Python program
+#   train           runs a Python program that continues from its saved state
+# The job ends with pdgemm's exit codes: 0 done, 1 a result is wrong, 2 bad input; or 143 after SIGTERM.
 set -euo pipefail
 name=$1
 
@@ -15,10 +16,10 @@ say() { printf '%s\n' "$name: $*"; }
 die() { printf '%s\n' "$name: error: $*" >&2 && exit 2; }
 
 # ---------------------------------------------------------------- the batch system
-# Slurm, PBS and LSF describe an allocation in variables of their own; these have the same meaning under each:
-#   job, hosts     its number, and its nodes, for people
-#   nodes, ranks   how many of each the job has
-#   task           the number of this task of a job array; empty where there is none
+# Slurm, PBS and LSF describe an allocation in different variables; these have the same meaning under each:
+#   job, hosts     the number of the job and the names of its nodes, for messages
+#   nodes, ranks   the numbers of nodes and of ranks
+#   task           the number of this task of a job array; empty in other jobs
 allocation() {
     local mcpu
     job='' hosts=$(hostname -s) nodes=1 ranks=1 task=''
@@ -40,15 +41,15 @@ allocation() {
 }
 allocation
 
-# A site file that is yours alone stands outside of the checkout, where no update of pdgemm touches it.
+# A user's site file is outside of the checkout, so that no update of pdgemm changes it.
 site=${PDGEMM_SITE:-${XDG_CONFIG_HOME:-${HOME:-}/.config}/pdgemm/site.sh}
 [ -n "${PDGEMM_SITE:-}" ] || [ -r "$site" ] || site=$here/site.sh
 
 # ---------------------------------------------------------------- steps and signals
-step='' started=''  # number of the process that runs in the background, and what it is
-lost() { :; }       # says what the end of the job costs; scripts redefine it
+step='' started=''  # the process that runs in the background, and the first word of its command
+lost() { :; }       # prints what is lost if the job ends now; scripts redefine it
 
-# end_step SIGNAL SECONDS: sends it to the step that runs, and waits for its end.
+# end_step SIGNAL SECONDS: sends a signal to the running step, and waits for its end.
 end_step() {
     kill "-$1" "$step" 2>/dev/null || return 0
     for ((i = 0; i < $2 * 10; i++)); do
@@ -57,13 +58,13 @@ end_step() {
     done
 }
 
-# end_job WHY SECONDS: the step has so many seconds to end by itself.  Bash hears a signal while it waits for the step, not
-# while a program runs in the foreground.
+# end_job REASON SECONDS: gives the step SECONDS to end by itself, and then kills it.  (Bash handles signals while it
+# waits for a step, but not while a program runs in the foreground.)
 end_job() {
     trap '' TERM USR1
     say "$1"
     if [ -n "$step" ]; then
-        # Launchers hand SIGUSR1 on to pdgemm's ranks, which take it for SIGTERM; at SIGTERM they kill the ranks.
+        # Launchers forward SIGUSR1 to pdgemm's ranks, which treat it like SIGTERM; at SIGTERM they kill the ranks.
         [ "$started" != launch ] || end_step USR1 "$2"
         end_step TERM 16
         end_step KILL 1
@@ -71,15 +72,15 @@ end_job() {
     lost
 }
 
-# By scancel, which waits for 30 seconds until it kills, and by --signal=B:TERM@60 before the time limit.
+# Called at scancel, which kills the job after 30 seconds, and by --signal=B:TERM@60 before the time limit.
 on_term() {
     end_job "SIGTERM: the time limit is near, or the job was cancelled" 8
     exit 143
 }
 trap on_term TERM
 
-# By --signal=B:USR1@120 before the time limit.  A product with checkpoints has time to save one, and goes on in the next
-# run of the job, as training does, unless this one has saved nothing: that would never end.
+# Called by --signal=B:USR1@120 before the time limit.  A product with checkpoints has time to save one.  The job is
+# queued again and continues, as training does, unless this run has saved nothing: then it would be queued for ever.
 on_limit() {
     local seconds=8
     [ -z "${CHECKPOINT:-}" ] || seconds=95
@@ -91,10 +92,10 @@ on_limit() {
     fi
     exit 143
 }
-saved() { false; }  # whether the job has saved a checkpoint; multiply and train redefine it
+saved() { false; }  # succeeds if the job has saved a checkpoint; multiply and train redefine it
 trap on_limit USR1
 
-# run COMMAND...: in the background, waited for; its exit code.
+# run COMMAND...: runs a command in the background, waits for it, and returns its exit code.
 run() {
     local status=0
     started=$1
@@ -105,10 +106,10 @@ run() {
     return $status
 }
 
-# launcher RANKS: sets $words to the command that starts so many.
+# launcher RANKS: sets $words to the command that starts RANKS ranks.
 launcher() { read -ra words <<<"${PDGEMM_LAUNCH//'{ranks}'/$1}"; }
 
-# launch RANKS COMMAND...: on so many ranks; only as `run launch ...`, for it takes the place of the shell.
+# launch RANKS COMMAND...: runs a command on RANKS ranks; only as `run launch ...`, because it replaces the shell.
 launch() {
     local words
     launcher "$1"
@@ -116,23 +117,23 @@ launch() {
     exec "${words[@]}" "$@"
 }
 
-# into FILE COMMAND...: with its output in a file; only as `run into ...`, so that on_term still speaks to the job's.
+# into FILE COMMAND...: redirects a command's output; only as `run into ...`, so that on_term prints to the job's file.
 into() {
     exec >"$1" 2>&1
     shift
     "$@"
 }
 
-# last_lines NUMBER FILE: of those with words, as one line (mpirun draws rulers); NUL bytes may come from Slurm.
+# last_lines NUMBER FILE: joins the last lines with words; mpirun prints lines without words, Slurm may add NUL bytes.
 last_lines() { tr -d '\0' <"$2" | grep '[[:alnum:]]' | tail -n "$1" | paste -sd ' '; }
 
-# ---------------------------------------------------------------- what the site sets
+# ---------------------------------------------------------------- settings of the site
 load_modules() {
     local module
     [ -n "${PDGEMM_MODULES:-}" ] || return 0
     type module >/dev/null 2>&1 ||
         die "$site: PDGEMM_MODULES is set, but there is no command 'module': source there what defines it"
-    set +eu         # modules' own functions use variables that are not set
+    set +eu         # the functions of modules use variables that are not set
     module purge
     for module in $PDGEMM_MODULES; do
         module load "$module" || die "$site: PDGEMM_MODULES: module load $module fails; 'module avail' tells more"
@@ -160,23 +161,23 @@ environment() {
         die "$site: PDGEMM_VENV=$PDGEMM_VENV cannot import pdgemm ($(last_lines 1 "$log")): pip install it there"
     version=$(last_lines 1 "$log")
     [ -z "${PDGEMM_THREADS:-}" ] || export OMP_NUM_THREADS=$PDGEMM_THREADS
-    # Since Slurm 22.05 srun no longer takes this from sbatch: each rank would have one core.
+    # Since Slurm 22.05 srun does not inherit this from sbatch: each rank would have one core.
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-    export SLURM_KILL_BAD_EXIT=1    # a rank that fails ends its step; the others would wait for it
+    export SLURM_KILL_BAD_EXIT=1    # if a rank fails, end its step: the other ranks would wait for it
     say "job ${job:-none} on $hosts, pdgemm $version of $PDGEMM_VENV"
 }
 
-# Ends the job if its ranks would not see each other.
+# check_ranks: ends the job if its ranks do not see each other.
 check_ranks() {
     local few sizes words hint='the file explains the choices'
     [ -z "${SLURM_JOB_ID:-}" ] || hint="'srun --mpi=list' tells what this Slurm speaks"
     [ -n "${PDGEMM_LAUNCH:-}" ] || die "$site: PDGEMM_LAUNCH is not set: choose one of the lines there; $hint"
     [[ $PDGEMM_LAUNCH = *'{ranks}'* ]] ||
-        die "$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH' has no {ranks}, which becomes their number"
+        die "$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH' has no {ranks}, which is replaced by the number of ranks"
     command -v "${PDGEMM_LAUNCH%% *}" >/dev/null ||
         die "$site: PDGEMM_LAUNCH: there is no ${PDGEMM_LAUNCH%% *} on PATH: does PDGEMM_MODULES load the MPI?"
-    export PDGEMM_LAUNCH            # pdgemm scaling starts its steps with it
-    few=$((nodes > 2 ? nodes : 2))  # one on each node, if the launcher spreads them
+    export PDGEMM_LAUNCH            # `pdgemm scaling` uses it
+    few=$((nodes > 2 ? nodes : 2))  # one rank on each node, if the launcher spreads them
     few=$((few < ranks ? few : ranks))
     local launch="$site: PDGEMM_LAUNCH='$PDGEMM_LAUNCH'"
     launcher "$few"
@@ -187,7 +188,7 @@ from mpi4py import MPI
 version = MPI.Get_library_version().split(",")[0].split("\n")[0]
 sys.stdout.write(f"ranks {MPI.COMM_WORLD.size} of {version}\n")')
     run into "$log" exec timeout 120 "${start[@]}" || {
-        say "the launcher fails, and is tried once more"    # a node's daemon may come late
+        say "the launcher fails, and is tried once more"    # the daemon of a node may start late
         run into "$log" exec timeout 120 "${start[@]}"
     } ||
         die "$launch fails to start $few ranks in 120 s ($(last_lines 4 "$log")); $hint"
@@ -201,7 +202,7 @@ sys.stdout.write(f"ranks {MPI.COMM_WORLD.size} of {version}\n")')
 }
 
 # ---------------------------------------------------------------- products
-# operand NAME: the dataset in the variable of that name must be there.
+# operand NAME: checks that the variable NAME contains an existing dataset.
 operand() {
     local dataset=${!1:-}
     [ -n "$dataset" ] || die "$1 is not set: sbatch --export=ALL,A=a.h5:/x,B=b.h5:/y,C=c.h5:/z $name"
@@ -209,10 +210,10 @@ operand() {
     [ "$1" = C ] || [ -r "${dataset%%:/*}" ] || die "$1=$dataset: no file ${dataset%%:/*} (seen from $PWD)"
 }
 
-# Changes whenever another file takes the name of C.
+# mark: prints a text that changes whenever the file of C is replaced.
 mark() { stat -c '%i %Y' "${C%%:/*}" 2>/dev/null || true; }
 
-# The checkpoint of a file and a dataset, as place_of in io/streamed/unfinished.py names it.
+# checkpoint_of FILE DATASET: prints the path of the checkpoint, like place_of in io/streamed/unfinished.py.
 checkpoint_of() {
     local file folder name most
     file=$(readlink -m "$1") && folder=$(dirname "$file")
@@ -225,15 +226,15 @@ checkpoint_of() {
     echo "$folder/$name.checkpoint"
 }
 
-# MACHINE=FILE: plans use its measurements, which are made once if there is no such file.
+# MACHINE=FILE: plans use the measurements in FILE; if it does not exist, they are made first.
 use_machine() {
     [ -n "${MACHINE:-}" ] || return 0
     [ -e "$MACHINE" ] || run launch "$ranks" pdgemm calibrate -o "$MACHINE"
     export PDGEMM_MACHINE=$MACHINE
 }
 
-# multiply OPTION...: C := A B on all ranks, checked before it is stored.  OPTIONS has more of them.
-# CHECKPOINT=10min, MTBF=44h: the options of these names.
+# multiply OPTION...: computes C := A B on all ranks, and checks it before it is stored.  OPTIONS has more options.
+# CHECKPOINT=10min and MTBF=44h are passed as --checkpoint and --mtbf.
 multiply() {
     local folder before words dataset checkpoint unfinished
     for dataset in A B C; do operand $dataset; done
@@ -260,7 +261,7 @@ multiply() {
     }
     read -ra words <<<"${CHECKPOINT:+--checkpoint $CHECKPOINT} ${MTBF:+--mtbf $MTBF} ${OPTIONS:-}"
     run launch "$ranks" pdgemm multiply "$A" "$B" -o "$C" --verify "$@" "${words[@]}"
-    # An earlier run may have been ended when C was complete: then this one has removed its checkpoint.
+    # An earlier run may have been killed after C was complete: then this run has only removed the checkpoint.
     if [ "$(mark)" = "$before" ] && ! { [ "$unfinished" ] && [ ! -e "$checkpoint" ]; }; then
         say "error: the launcher reports success, but nothing was written to $C: were its ranks killed?" >&2
         exit 3
@@ -268,8 +269,8 @@ multiply() {
 }
 
 # ---------------------------------------------------------------- other programs
-# program [WORD...]: a command of pdgemm, or a Python program with its arguments, on all ranks.  Without words: those of
-# PDGEMM_RUN, separated by blanks.  In a job array {task} stands for the number of the task.
+# program [WORD...]: runs a command of pdgemm, or a Python program with its arguments, on all ranks.  By default the words
+# are those of PDGEMM_RUN, separated by blanks.  In a job array {task} is replaced by the number of the task.
 program() {
     local words=("$@")
     [ $# != 0 ] || read -ra words <<<"${PDGEMM_RUN:-}"
@@ -288,9 +289,9 @@ program() {
     run launch "$ranks" "${words[@]}"
 }
 
-# train SCRIPT [WORD...]: a Python program that goes on from `--state STATE`.
+# train SCRIPT [WORD...]: runs a Python program that continues from `--state STATE`.
 train() {
-    [ -n "${STATE:-}" ] || die "STATE is not set: the file from which the program goes on: export STATE=run.h5"
+    [ -n "${STATE:-}" ] || die "STATE is not set: the file from which the program continues: export STATE=run.h5"
     saved() { [ "$STATE" -nt "$log" ]; }
     program "$@" --state "$STATE"
 }
@@ -298,7 +299,7 @@ train() {
 # ---------------------------------------------------------------- studies
 measured() { if [ -r "$1" ]; then grep -c '"status": "ok"' "$1" || true; else echo 0; fi; }
 
-# study FILE COMMAND...: measurements are appended to FILE; what it holds is not measured again.
+# study FILE COMMAND...: appends measurements to FILE; those that are there already are not repeated.
 study() {
     local file=$1 status=0
     shift

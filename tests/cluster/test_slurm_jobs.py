@@ -264,7 +264,7 @@ def test_training_is_queued_again(batch: Batch) -> None:
     sizes = "--hidden 16 --sequence 16 --layers 2 --batch 4"
     how = "--steps 600 --every 50 --show 200 --no-report"
     words = f"{CHECKOUT}/docs/examples/gpt/train.py {sizes} {how}".split()
-    message = "STATE is not set: the file from which the program goes on"
+    message = "STATE is not set: the file from which the program continues"
     assert message in batch.done("train.sbatch", words=words).failed(2).out
     job = batch.submit("train.sbatch", words=words, STATE="run.h5")
     job.awaited("at a state", lambda task: (batch.folder / "run.h5").exists())

@@ -47,8 +47,8 @@ def test_help_of_each_script(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["setup.sh", "--hepl"], "--hepl is no extra of pdgemm; these are: mpi mpich "),
-        (["setup.sh", "dev", "demmo"], "demmo is no extra of pdgemm; these are: mpi mpich "),
+        (["setup.sh", "--hepl"], "--hepl is not an extra of pdgemm; the extras are: mpi mpich "),
+        (["setup.sh", "dev", "demmo"], "demmo is not an extra of pdgemm; the extras are: mpi mpich "),
         (["demo.sh", "--fast"], "takes no arguments, not '--fast'"),
         (["setup_parallel_hdf5.sh", "dev"], "takes no arguments, not 'dev'"),
         (["docs.sh", "--chekc"], "the only option is --check, not '--chekc'"),
