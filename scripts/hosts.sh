@@ -8,9 +8,9 @@
 #       /dev/shm/cable h2 loss 1%               drops this part of the packets that h2 receives
 #       /dev/shm/cable h2 down                  disconnects the cable; up connects it again
 #
-# A host is a set of namespaces with a separate name (h1, h2, ...), network card (eth0, 10.0.0.1, ...), IPC and /dev/shm,
-# so that hosts communicate only by TCP.  A cable from each card to a switch has the rate RATE both ways (tc tbf).  All
-# hosts see the files of the machine.  Its processors are divided among the hosts, if there are enough.  Environment
+# A host is a set of namespaces with a name (h1, h2, ...), a network card (eth0, 10.0.0.1, ...), IPC and /dev/shm of its
+# own, so that hosts communicate only by TCP.  A cable from each card to a switch has the rate RATE both ways (tc tbf).
+# All hosts see the files of the machine.  Its processors are divided among the hosts, if there are enough.  Environment
 # variables tell Open MPI the hosts and how to start daemons there.  `ip -s link` counts packets as the kernel passes
 # them on, up to 64 KiB with one header; `tc -s qdisc` and the rate count bytes as on a wire, with a header of 66 bytes
 # for each 1448.

@@ -269,7 +269,7 @@ multiply() {
 }
 
 # ---------------------------------------------------------------- other programs
-# program [WORD...]: runs a command of pdgemm, or a Python program with its arguments, on all ranks.  By default the words
+# program [WORD...]: runs a command of pdgemm, or a Python program with its arguments, on all ranks.  The default words
 # are those of PDGEMM_RUN, separated by blanks.  In a job array {task} is replaced by the number of the task.
 program() {
     local words=("$@")
