@@ -81,7 +81,7 @@ class Checkpoints:
 
     @property
     def lost(self) -> str:
-        """The message that says what is lost if the job ends now."""
+        """The message about the work that is lost if the job ends now."""
         kept = f"; the same command goes on from {self._share:.1%}" if self._share else ""
         return f"{self._place.output} was not written, its contents are unchanged{kept}"
 

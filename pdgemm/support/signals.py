@@ -1,4 +1,4 @@
-"""Signals by which batch systems end a job: no file is left half written, and a line says what was lost.
+"""Signals by which batch systems end a job: no file is left half written, and a line names the work that was lost.
 
 A rank may be inside MPI or BLAS, where Python's handlers do not run: so a thread waits for the signal.  SIGUSR1 is one
 of the signals because `mpirun` forwards it and ends with the ranks' exit code.  At SIGTERM or SIGINT Open MPI's mpirun

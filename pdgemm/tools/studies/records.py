@@ -191,7 +191,7 @@ def left(study: Study, wanted: Iterable[AnyCase]) -> list[AnyCase]:
 
 # ------------------------------------------------------------------ the part of a record that reports use
 class Cost(Struct):
-    """What a measurement cost."""
+    """The cost of a measurement."""
 
     core_hours: Figure
     gpu_hours: Figure
