@@ -85,8 +85,6 @@ class Prepared:
             mover = plan.product.transport.name
             how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
-        if device := devices.of(C.stored):
-            device.current_stream().synchronize()  # the caller's work may still write to A and B
         with Wait():
             self._connect()
         self._synchronized = True  # no rank writes to A or B between here and a run, unless it is called later
@@ -242,6 +240,8 @@ class Prepared:
             operands = {"A": (a, product.A), "B": (b, product.B)}
             exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
+            if device := devices.of(a):
+                device.current_stream().synchronize()  # the caller's work may still write to A and B
             self._peers = NodeArrays(A.grid, **exposed)
         transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
         call = self._call = Call(
