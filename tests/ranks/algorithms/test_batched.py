@@ -310,7 +310,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (LayoutError, "item 0 of A is on rank 0, of B on rank 1", (A, batch(count, 4, 5, owner=[1] * count)), {}),
             (ArgumentError, "rank 0: .*alpha=0", (A, B), {"alpha": comm.rank}),
             (ArgumentError, "different arguments", (square, square), {"transa": "NT"[comm.rank % 2]}),
-            (DTypeError, r"B is a Batch.*\[rank 1 of", (A, None if comm.rank == 1 else B), {}),
+            (DTypeError, r"B must be a Batch.*\[rank 1 of", (A, None if comm.rank == 1 else B), {}),
         ]
     for kind, message, arguments, options in cases:
         refused(comm, kind, message, matmul_batched, *arguments, **options)

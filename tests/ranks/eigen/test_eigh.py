@@ -278,7 +278,7 @@ def test_bad_arguments(comm: Any) -> None:
             (ArgumentError, "subset_by_index must be a pair", {"subset_by_index": 3}),
             (ArgumentError, r"interval \(lo, hi\] with lo < hi", {"subset_by_value": (1, 1)}),
             (ArgumentError, "an end of subset_by_value must be a real number", {"subset_by_value": (0, np.nan)}),
-            (ArgumentError, "type is 1, 2 or 3, got 4", {"type": 4}),
+            (ArgumentError, "type must be 1, 2 or 3, got 4", {"type": 4}),
             (LayoutError, "same shape: A is 20 x 20 .*, B is 19 x 19", {"B": small}),
             (DTypeError, "A is float64, and B float32", {"B": single}),
             (LinAlgError, "B .* is not positive definite: its leading minor of order 12 is not", {"B": bad}),
