@@ -268,7 +268,9 @@ def _check_pair(A: DistMatrix, B: DistMatrix | None, kind: int, protect: Protect
     check_operand("B", B, square=True)
     check_devices(A, B, None)
     if B.shape != A.shape:
-        raise LayoutError(f"A and B must have the same shape: A is {shape_of(A)}, B is {shape_of(B)}")
+        raise LayoutError(
+            f"A and B must have the same shape: A is {shape_of(A)} on a {A.grid} grid, B is {shape_of(B)} on a {B.grid} grid"
+        )
     if B.dtype != A.dtype:
         raise DTypeError(f"A is {A.dtype}, and B {B.dtype}: they must be of one type")
     B.layout_in(A.grid)

@@ -175,7 +175,11 @@ def test_bad_scales_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
         (DTypeError, "real or complex", lambda: pdgemm(1, S, S, 0, C, transb="T")),
         (LayoutError, "inner dimensions", lambda: S @ S),
         (ArgumentError, "protect", lambda: pdgemm(1, S, plain, protect="detect")),
-        (ArgumentError, "does not take a Scaled operand", lambda: pdgemm(1, S, plain.astype("f4"), compute_type="bf16x9")),
+        (
+            ArgumentError,
+            "does not take a Scaled operand",
+            lambda: pdgemm(1, S, plain.astype("f4"), compute_type="bf16x9"),
+        ),
         (DTypeError, "alpha must be a number", lambda: pdgemm(S, S, plain)),  # type: ignore[arg-type]
         (DTypeError, "must be a DistMatrix", lambda: S @ np.zeros((64, 3))),
         (DTypeError, "is decoded to", lambda: S.decode("int8")),
