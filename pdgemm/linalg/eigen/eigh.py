@@ -269,7 +269,8 @@ def _check_pair(A: DistMatrix, B: DistMatrix | None, kind: int, protect: Protect
     check_devices(A, B, None)
     if B.shape != A.shape:
         raise LayoutError(
-            f"A and B must have the same shape: A is {shape_of(A)} on a {A.grid} grid, B is {shape_of(B)} on a {B.grid} grid"
+            f"A and B must have the same shape: A is {shape_of(A)} on a {A.grid} grid, "
+            f"B is {shape_of(B)} on a {B.grid} grid"
         )
     if B.dtype != A.dtype:
         raise DTypeError(f"A is {A.dtype}, and B {B.dtype}: they must be of one type")
