@@ -163,7 +163,10 @@ def carried_out(
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
 
     def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, bool]:
-        """Return operands, beta, the prepared product (or its plan in a draft), and whether any rank has `progress`."""
+        """Return operands, beta, the product, and whether any rank has `progress`.  Collective.
+
+        The product is prepared, but for a grid on which a program is planned: there it is a plan, and nothing runs.
+        """
         agreement = together(comm, check)
         with agreement as description:
             agreement.flag = progress is not None
@@ -319,8 +322,9 @@ class Plan(ProductPlan):
         mover, reach = mover_and_access(AUTO, shared, A, B, C)
         if problem.mover == AUTO and (not shared or devices.shared_memory(devices.of(A.stored), A.grid).failed):
             staged = reach.staged and mover != NCCL.name
+            only_zero = problem.beta_is_zero and any(name == "C" for name, _ in self.moves)  # see `beta_of`
             sent = replace(problem, mover=mover, staged=staged, shared=False, outside_node_memory=(), nodes=())
-            return plan_product(sent)
+            return plan_product(replace(sent, beta_is_zero=only_zero or bool(problem.protect and problem.beta_is_zero)))
         if not reach.reads or nodes(A.grid) != problem.nodes:
             raise LayoutError("the plan was made for other nodes, or for ranks that share memory in another way")
         outside = outside_node_memory(A, B)

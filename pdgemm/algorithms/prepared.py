@@ -87,7 +87,7 @@ class Prepared:
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
         with Wait():
             self._connect()
-        self._synchronized = True  # no rank writes to A or B between here and a run, unless it is called later
+        self._synchronized = True  # for a `run` that follows directly; `__call__` synchronises again
 
     def warm_up(self) -> Prepared:
         """Create the communicators of NCCL, compile common kernels, and return this object.  Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -66,6 +67,7 @@ def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool =
     except (NodeMemoryError, MappingError):
         if required:
             raise
+    gc.collect()  # of buffers of the first attempt, to which its exception refers
     return allocated(comm, partial(set_up, False))
 
 

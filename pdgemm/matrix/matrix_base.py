@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -41,12 +42,22 @@ def public(cls: _Class) -> _Class:
     return cls
 
 
+def _read_only(name: str) -> Any:
+    """Return a property that reads this attribute."""
+    return property(attrgetter(name))
+
+
 class MatrixBase:
     """The part of a block-cyclic matrix on one rank; `DistMatrix` adds the collective methods.
 
     stored : the local elements as they are in memory; in a conjugated view they are not conjugated.
     device : the name of the memory that the local arrays are in: "host", "cuda".
     """
+
+    stored: Array = _read_only("_stored")
+    dtype: np.dtype = _read_only("_dtype")
+    device: DeviceName = _read_only("_device")
+    shape: tuple[int, int] = _read_only("_shape")
 
     def __init__(
         self,
@@ -65,10 +76,8 @@ class MatrixBase:
                 "distributes a whole array, DistMatrix.from_local takes a part on each rank"
             )
         check_not_freed(grid.comm)
-        self.stored = stored
-        self.dtype: np.dtype = stored.dtype
-        self.device: DeviceName = devices.name_of(stored)
-        self.shape = distribution.shape
+        self._stored, self._dtype, self._device = stored, stored.dtype, devices.name_of(stored)
+        self._shape = distribution.shape
         self.grid = grid
         self.distribution = distribution
         self.order: Order = order

@@ -77,7 +77,10 @@ def _leave(code: Any) -> None:
     elif isinstance(code, int) and code & 0xFF:
         _fail(code & 0xFF, "", f"left with exit code {code & 0xFF}")
     elif not isinstance(code, int | None):
-        _fail(1, str(code), "left")
+        text = ""
+        with suppress(Exception):  # an object that cannot be written
+            text = str(code)
+        _fail(1, text, "left")
 
 
 def _fail(code: int, text: str, what: str, raised_on: int = 0) -> NoReturn:
@@ -88,11 +91,11 @@ def _fail(code: int, text: str, what: str, raised_on: int = 0) -> NoReturn:
     rank = mpi.COMM_WORLD.rank if mpi else launcher.launched_rank()
     size = mpi.COMM_WORLD.size if mpi else launcher.launched_size()
     if os.getpid() != _PROCESS:
-        size = 1  # the script has forked this process, which is not a rank
+        rank, size = 0, 1  # the script has forked this process, which is not a rank
     if size > 1:
         who = f"All {size} ranks" if raised_on == size else f"Rank {rank} of {size}"
         text = f"{who} {what}:\n{text}" if text else f"{who} {what}"
-    with suppress(OSError, ValueError):  # standard output is closed
+    with suppress(OSError, ValueError, AttributeError):  # standard output is closed, or missing
         sys.stdout.flush()
     sleep(HEAD_START * log2(1 + rank))
     with suppress(OSError, ValueError):  # standard error is closed: the other ranks must be ended all the same

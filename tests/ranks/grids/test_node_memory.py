@@ -113,7 +113,7 @@ def test_a_failed_shared_window_ends_the_job() -> None:
 def test_wrong_words_about_nodes_are_refused(comm: Any, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if comm.rank == comm.size - 1:
         monkeypatch.setenv(f"PDGEMM_{name}", text)
-    with pytest.raises(ArgumentError, match=f"PDGEMM_{name} is a .*number"):
+    with pytest.raises(ArgumentError, match=f"PDGEMM_{name} must be a .*number"):
         ProcessGrid(comm)
 
 
