@@ -149,6 +149,9 @@ def test_without_shared_memory_products_send_messages(comm: Any, grid: Any, monk
             carry_out()
             assert C.report.mover == "ibcast"
             assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+        old = C.allgather()
+        p.execute(A, B, C, beta=1, check=check)  # the plan by messages reads C, too
+        assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather(), 1, old) <= TOLERANCE
         before = C.local.copy()
         shared = plan(A, B, C, mover="shared", **how)
         for carry_out in (shared.execute, shared.prepare):
