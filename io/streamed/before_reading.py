@@ -37,6 +37,7 @@ def operands(a: Source, b: Source, make: Callable[[Source], DistMatrix], once: b
     """
     A = make(a)
     B = make(b) if not once else A if a.transposed == b.transposed else A.T
+    # `make` has transposed the matrix: x.T.H is its conjugate
     return tuple(x.T.H if op == "C" else x for x, op in ((A, a.op), (B, b.op)))  # type: ignore[return-value]
 
 

@@ -52,7 +52,7 @@ def matrices_in_turn(comm: Any, whole: np.ndarray) -> Generator[Any, None, None]
 
 @contextmanager
 def laid_out(comm: Any, whole: np.ndarray, turn: int | None = None) -> Iterator[Any]:
-    """Return a matrix in one of the layouts, chosen in turn, or by its type."""
+    """Yield `whole` in the layout of number `turn` (default: of its type); check that it stays unchanged."""
     turn = DTYPES.index(str(whole.dtype)) if turn is None else turn
     with closing(matrices_in_turn(comm, whole)) as layouts:
         A = next(itertools.islice(layouts, 3 * turn % (5 if comm.size == 1 else 13), None))

@@ -83,7 +83,7 @@ def test_the_result_is_that_of_an_undisturbed_job(
     path = problem.out = problem.path
 
     def run(when: Any, count: int | None = None) -> int:
-        """Return the number of steps."""
+        """Run the product, ended after `count` steps; return the number of steps done."""
         done: list[int] = []
         memory = None if share is None else problem.enough(share, beta=2)
         with ending_after(count):

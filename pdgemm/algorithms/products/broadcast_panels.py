@@ -56,7 +56,7 @@ class BroadcastPanels:
         plan, peers, buffer, me = call.product, call.peers, f"panels of {name}", line.rank
         self._comm = line
         self._line = NodeLine(tuple(plan.nodes[rank_of(q)] if plan.nodes else 0 for q in range(line.size)))
-        # the local arrays and the panel buffers that this rank can read, by their owner's rank in `line`
+        # local arrays and panel buffers that this rank can read, by the owner's rank in `line`
         parts, buffers = {me: getattr(call, name)}, {me: call.workspace[buffer]}
         if peers:
             for q in set(self._line.near(me)) - {me}:

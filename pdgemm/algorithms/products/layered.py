@@ -24,7 +24,7 @@ class LayeredExecutor:
     """Computes C := alpha A B + beta C on a Pr x Pc x c grid: each layer multiplies 1/c of k, then layers are reduced.
 
     A and B are distributed over the ranks of all layers, in the layouts of `product`: a layer needs 1/c of A and of B,
-    so A and B are not replicated.  C is any part of block (i, j).
+    so A and B are not replicated.  The rank (i, j) of a layer holds any part of block (i, j) of C.
 
     Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; the extra memory
     of the product of one layer, mn/q^2 words for partial sums, and small buffers.

@@ -47,11 +47,11 @@ class SummaExecutor:
         self._ring = PanelRing(plan.slots, workspace["panels of A"], workspace["panels of B"], call.transfers)
         self._products = Accumulator(call, 0, self._sums, plan.formed.of(grid.comm.rank))
         # the last panels that fit the slots are multiplied window by window of C; each window is then reduced
-        together = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0
+        last = (1 if plan.device or plan.nodes else plan.slots) if call.windows else 0
         for turn, bundle in enumerate(bundles):
             left = along_row.panel([(x.col, x.a) for x in bundle.steps], bundle.a, turn)
             right = along_col.panel([(x.row, x.b) for x in bundle.steps], bundle.b, turn)
-            a, b, held = left.panel, right.panel.T, turn + together >= len(bundles)  # C_ij += A_ik B_kj
+            a, b, held = left.panel, right.panel.T, turn + last >= len(bundles)  # C_ij += A_ik B_kj
             inner = plan.inner(bundle) if any(call.scales) else None
             if held:
                 self._held.append((a, b, inner))

@@ -128,6 +128,7 @@ def eigh(
         pair = Standard.of(work, H, B if lower else B.H, type)
         H = pair.C
     T = lower_triangle(H)
+    # the product of the two factors, by which the elements are near one, may overflow
     near, far = near_one("A" if B is None else "A, or its product with B or the inverse of B,", T)
     T *= near
     T *= far
@@ -191,7 +192,7 @@ def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
 def _method(A: DistMatrix, subset: Subset, eigvals_only: bool, protect: Protection | None) -> str:
     """Return the name of the fastest method for these eigenvalues, or pairs, of A."""
     if len(A) <= division.SMALL or protect is not None or A.device != devices.HOST:
-        return "division"
+        return "division"  # whose smallest problems LAPACK solves on one rank
     if eigvals_only:
         return "values of a band" if len(A) >= LARGE_FOR_VALUES else "values"
     return "two stages" if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else "one stage"

@@ -68,7 +68,7 @@ class OneStage:
         W, moves = working_copy(A, BLOCK, fits, False, "F")
         real = np.finfo(A.dtype).dtype
         d, e, tau = np.zeros(n, real), np.zeros(max(0, n - 1), real), np.zeros(max(0, n - 1), A.dtype)
-        reduced = min(n, -(-max(0, n - REST) // BLOCK) * BLOCK)  # the last columns are on one rank
+        reduced = min(n, -(-max(0, n - REST) // BLOCK) * BLOCK)  # in whole blocks, by all ranks; the rest on one rank
         schedule = TridiagonalSchedule(W.layout_in(W.grid), WIDTH, can_read(W), reduced=reduced)
         executor: Any = partial(Tridiagonal, d=d, e=e, tau=tau)
         what = f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form"

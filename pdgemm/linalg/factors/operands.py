@@ -1,4 +1,4 @@
-"""Arguments of the functions of `pdgemm.linalg`: checks, types, arrays, and right-hand sides that are vectors."""
+"""Arguments of the functions of `pdgemm.linalg`: checks, types, new matrices, and vectors as right-hand sides."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def solve(
 
 _scaled_back = in_range(
     lambda X, a, b: times(X, Scale(b.rows - a.rows - a.cols, b.cols)), A=EQUILIBRATED, B=RightSide()
-)  # A = 2^rows A' 2^cols, and B = 2^rows B' 2^cols of its own
+)  # A = 2^a.rows A' 2^a.cols, B = 2^b.rows B' 2^b.cols
 
 
 @_scaled_back

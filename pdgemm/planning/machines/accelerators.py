@@ -48,7 +48,7 @@ def _accelerator(name: str, peak: float, memory: int, card: float, its: Constant
         inter=dict.fromkeys(KINDS, Link(alpha, 1 / (_CARDS * card * ranks))),
         gamma={x: {n: its.share * rate * of_size[n] for n in sizes} for x, rate in rates.items()},
         copy_bandwidth=its.memory / 2,  # a copy reads and writes
-        first_touch_bandwidth=1e18,  # allocators reuse the memory that they have mapped
+        first_touch_bandwidth=1e18,  # a first touch costs nothing: allocators reuse mapped memory
         overlap=its.overlap,
         panel_overhead=0.0,
         call_overhead=0.0,

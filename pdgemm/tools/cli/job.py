@@ -46,7 +46,7 @@ class Job:
         """
         if self._world is not None:
             return
-        # SIGINT must kill this rank: other ranks would wait for a rank that exits cleanly while MPI is initialised
+        # SIGINT must kill this rank: after a KeyboardInterrupt it would wait in MPI_Finalize, and the others for it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if {"cuda", "--device=cuda"} & {*self._words}:
             with suppress(PdgemmError):  # only this rank fails here; all ranks raise the error with the first matrix

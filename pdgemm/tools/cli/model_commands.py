@@ -83,7 +83,7 @@ def model(
     fixed = TrainingLayout(dtype=dtype, fused=fused, optimizer=optimizer)
     layout = TrainingLayout.parsed(layout_text, fixed) if layout_text else None
     if layout and ranks not in (None, layout.ranks):
-        raise ArgumentError(f"the layout {layout_text} is one of {counted(layout.ranks, 'rank')}, not of {ranks}")
+        raise ArgumentError(f"the layout {layout_text} needs {counted(layout.ranks, 'rank')}, not {ranks}")
     ranks = layout.ranks if layout else ranks
     assert ranks
     batch = batch or ranks * max(1, round(_TOKENS / (shape.sequence * ranks)))

@@ -35,7 +35,7 @@ from pdgemm.errors import PdgemmError  # noqa: E402
 from pdgemm.io import hdf5, source  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
-MEET = WORLD.Dup()  # for the agreements of this script, apart from the library's messages
+MEET = WORLD.Dup()  # for this script's agreements, whose messages cannot match the library's
 BETWEEN: MPI.Comm = MPI.COMM_NULL  # an intercommunicator of rank 0 and the others
 if WORLD.size > 1:
     BETWEEN = MPI.Intracomm(WORLD.Split(WORLD.rank > 0)).Create_intercomm(0, WORLD, int(WORLD.rank == 0))

@@ -1,7 +1,7 @@
 """A user's collective algorithms: planned, simulated, carried out and counted like those of the package.
 
-All-gather by a hub: the parts are sent to the first rank, and all of them from there to the others, in trees.
-And the all-reduce of a chain, along which each rank adds its part.
+An all-gather through a hub: the first rank collects all parts, and broadcasts them in a tree.
+An all-reduce along a chain: each rank adds its part.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def test_a_repeated_product_reuses_its_views(comm: Any, monkeypatch: pytest.Monk
         try:
             del A
             assert C.last_run is None
-            others = [random(seed) for seed in range(5, 9)]  # at A's old address
+            others = [random(seed) for seed in range(5, 9)]  # one of them gets A's old address
         finally:
             gc.enable()
         found = comm.allreduce(any(x.local.ctypes.data == place for x in others))
