@@ -114,7 +114,7 @@ def test_the_command() -> None:
         ("--memory 80", "'80' is not of the form 80GB or 40GiB, with its unit"),
         ("--memory 1GB", "no layout of 128 ranks fits: "),
         ("--preset gpt5", "the presets are gpt3-175b, "),
-        ("--layout dp=3", "is one of 3 ranks, not of 128"),
+        ("--layout dp=3", "needs 3 ranks, not 128"),
         ("--layout dp=128,colour=1", "the names are dp, tp, pp"),
         ("--layout dp=128,zero=x", "zero of a layout is a whole number"),
         ("--layout tp=8,pp=16,microbatch=5", "does not divide the 1536 samples"),
