@@ -322,9 +322,8 @@ class Plan(ProductPlan):
         mover, reach = mover_and_access(AUTO, shared, A, B, C)
         if problem.mover == AUTO and (not shared or devices.shared_memory(devices.of(A.stored), A.grid).failed):
             staged = reach.staged and mover != NCCL.name
-            only_zero = problem.beta_is_zero and any(name == "C" for name, _ in self.moves)  # see `beta_of`
             sent = replace(problem, mover=mover, staged=staged, shared=False, outside_node_memory=(), nodes=())
-            return plan_product(replace(sent, beta_is_zero=only_zero or bool(problem.protect and problem.beta_is_zero)))
+            return plan_product(replace(sent, beta_is_zero=self.needs_beta_zero))
         if not reach.reads or nodes(A.grid) != problem.nodes:
             raise LayoutError("the plan was made for other nodes, or for ranks that share memory in another way")
         outside = outside_node_memory(A, B)

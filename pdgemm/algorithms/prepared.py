@@ -368,8 +368,7 @@ def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
 def beta_of(beta: Any, C: DistMatrix, plan: ProductPlan) -> Any:
     """Return beta as a number of C's kind.  Raises ArgumentError if beta is not 0 and the plan does not read C."""
     beta = as_scalar(beta, C.dtype, "beta")
-    if beta != 0 and plan.problem.beta_is_zero and any(name == "C" for name, _ in plan.moves):
-        raise ArgumentError(f"beta = {beta}, but the plan was made for beta = 0: plan(..., beta=1)")
-    if beta != 0 and plan.problem.beta_is_zero and plan.problem.protect:
-        raise ArgumentError(f"beta = {beta}, but the plan's checksums are for beta = 0: plan(..., beta=1)")
+    if beta != 0 and plan.needs_beta_zero:
+        what = "plan's checksums are" if plan.protection else "plan was made"
+        raise ArgumentError(f"beta = {beta}, but the {what} for beta = 0: plan(..., beta=1)")
     return beta

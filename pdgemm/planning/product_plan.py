@@ -142,6 +142,15 @@ class ProductPlan:
         """The checksums that protect the product; None if it is not protected."""
         return ChecksumPlan(self.problem) if self.problem.protect else None
 
+    @property
+    def needs_beta_zero(self) -> bool:
+        """Was the plan made for beta = 0, and cannot be executed with another beta?
+
+        A C that is moved back is then not read, and checksums leave out C on entry.
+        """
+        moved = any(name == "C" for name, _ in self.moves)
+        return self.problem.beta_is_zero and (moved or self.protection is not None)
+
     @cached_property
     def needs_node_memory(self) -> bool:
         """Does the plan allocate memory that the ranks of a node share?"""
