@@ -125,6 +125,27 @@ def test_late_ranks_and_shared_memory(comm: Any, late: str) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
+def test_ranks_synchronise_before_they_read_copies(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once after each product, and once more before it where elements may have changed since the product was set up."""
+    calls, sync = list[NodeArrays](), NodeArrays.sync
+    monkeypatch.setattr(NodeArrays, "sync", lambda self: (calls.append(self), sync(self)))
+    A, B, C = (DistMatrix.random((40, 40), grid=grid, seed=s) for s in range(3))
+    how: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape, "mover": "shared"}
+    product = plan(A, B, C, **how).prepare(A, B, C)
+    private = A.copy()
+    assert A.shared and not private.shared
+    for multiply, expected in (
+        (lambda: pdgemm(1, A, B, 0, C, **how), 1),
+        (lambda: pdgemm(1, private, B, 0, C, **how), 2),
+        (product, 2),
+    ):
+        calls.clear()
+        multiply()
+        assert len(calls) == expected
+        assert gemm_error(C.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
+
+
+@pytest.mark.mpi(min_size=2)
 def test_without_shared_memory_products_send_messages(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one rank has no room, all use messages.
 
