@@ -43,7 +43,6 @@ from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.scales import strip_name
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import GuardedCallback, agree, check_not_freed, together
-from pdgemm.support.waits import Wait
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
@@ -85,8 +84,7 @@ class Prepared:
             mover = plan.product.transport.name
             how = f"{mover}, {MOVERS[mover].summary}" if mover in MOVERS else mover
             log_plan(A.grid.comm.rank, plan, how, partial(explain, plan), workspace.sizes)
-        with Wait():
-            self._connect()
+        self._connect()
         self._synchronized = True  # for a `run` that follows directly; `__call__` synchronises again
 
     def warm_up(self) -> Prepared:
