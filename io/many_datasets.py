@@ -29,7 +29,7 @@ from pdgemm.io.stored import check_checksum, check_unchanged, check_verifiable, 
 from pdgemm.local.arrays.device import HOST, Array
 from pdgemm.local.arrays.dtypes import STORED, element_type
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import allocated, device_on, new_local, which_shared
+from pdgemm.matrix.local_arrays import allocated, device_on, is_readable, new_local
 from pdgemm.support.agreement import together
 from pdgemm.support.files import LOST, reserve, to_disk
 
@@ -201,9 +201,9 @@ def allocated_in_layouts(
     options = [{"block": None, "source": (0, 0), "dtype": None, **layouts.get(name, {})} for name in stored]
     places = [device_on(grid, each.get("device", HOST)) for each in options]
 
-    def allocate() -> tuple[list[tuple[Array, ProcessGrid, Distribution, Order]], list[np.dtype]]:
+    def allocate() -> tuple[list[DistMatrix], list[np.dtype]]:
         arrays, wanted = list[tuple[Array, ProcessGrid, Distribution, Order]](), list[np.dtype]()
-        with together(grid.comm) as arguments:
+        with (agreement := together(grid.comm)) as arguments:
             arguments += [call, path]
             for (name, (there, dtype)), each, device in zip(stored.items(), options, places):
                 wanted.append(dtype if each["dtype"] is None else element_type(each["dtype"]))
@@ -213,8 +213,7 @@ def allocated_in_layouts(
                 local, layout = new_local(grid, shape, each["block"], each["source"], dtype, order, device)
                 arrays.append((local, grid, layout, order))
                 arguments += [name, layout, wanted[-1], order]
-        return arrays, wanted
+            agreement.flag = not all(is_readable(local, grid) for local, *_ in arrays)
+        return [DistMatrix(*x, shared=not agreement.flag) for x in arrays], wanted
 
-    arrays, wanted = allocated(grid.comm, allocate)
-    shared = which_shared([local for local, *_ in arrays], grid)
-    return [DistMatrix(*x, shared=lies) for x, lies in zip(arrays, shared)], wanted
+    return allocated(grid.comm, allocate)

@@ -24,7 +24,7 @@ from pdgemm.local.arrays.arguments import as_name, shown
 from pdgemm.local.arrays.device import beside, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import Combine, all_close, close, evaluated, is_extension
-from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import described_elements, together
@@ -215,12 +215,6 @@ def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
     return result
 
 
-def empty_like(prototype: Any, dtype: Any = None) -> Any:
-    a = prototype
-    local = new_array(a.stored.shape, dtype or a.dtype, a.order, a.grid, devices.of(a.stored))
-    return type(a)(local, a.grid, a.distribution, a.order, shared=all_shared(local, a.grid))
-
-
 def dot(a: Any, b: Any) -> Any:
     return a * b if np.ndim(a) == 0 or np.ndim(b) == 0 else a @ b
 
@@ -346,7 +340,7 @@ def _axis_of(a: Any, axis: Any) -> int:
 
 
 _NUMPY: tuple[Callable[..., Any], ...] = (where, isclose, around, nan_to_num, clip, allclose, array_equal, triu, tril)
-_NUMPY += (empty_like, full_like, dot, inner, outer, vdot, concatenate, take, roll)
+_NUMPY += (full_like, dot, inner, outer, vdot, concatenate, take, roll)
 FUNCTIONS: dict[str, Callable[..., Any]] = {f"numpy.{function.__name__}": function for function in _NUMPY}
 FUNCTIONS |= {f"numpy.linalg.{f.__name__}": f for f in (norm, svd, eigh, eigvalsh, qr, lstsq, pinv, matrix_rank)}
 FUNCTIONS |= {
@@ -360,6 +354,7 @@ FUNCTIONS |= {
     "numpy.concat": concatenate,
     "numpy.vstack": lambda tup: concatenate(tup, 0),
     "numpy.hstack": lambda tup: concatenate(tup, 1),
+    "numpy.empty_like": lambda prototype, dtype=None: empty_like(prototype, dtype),
     "numpy.zeros_like": lambda a, dtype=None: full_like(a, 0, dtype),
     "numpy.ones_like": lambda a, dtype=None: full_like(a, 1, dtype),
     "numpy.real": lambda val: val.real,

@@ -10,7 +10,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
-from pdgemm.grids.distribution import Block, Distribution
+from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.local.arrays import device as devices
@@ -22,14 +22,13 @@ from pdgemm.local.arrays.elementwise import set_by_function, set_elements
 from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import block_index, scatter
 from pdgemm.matrix.local_arrays import (
-    all_shared,
-    allocated,
     communicator_of,
     device_on,
     distribution_on,
     in_native_order,
     memory_order,
     new_local,
+    new_shared,
 )
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.names import DeviceName, DType, RandomKind
@@ -109,14 +108,13 @@ class Constructors(MatrixBase):
         grid = _grid_of(layout)
         where = device_on(grid, device)
 
-        def allocate() -> tuple[Array, Distribution]:
-            with together(grid.comm) as arguments:
-                local, distribution = new_local(grid, shape, block, source, dtype, order, where)
-                arguments += [f"DistMatrix.{name}", distribution, local.dtype, order]
-            return local, distribution
+        def allocate(arguments: list[object]) -> Array:
+            local, distribution = new_local(grid, shape, block, source, dtype, order, where)
+            arguments += [f"DistMatrix.{name}", distribution, local.dtype, order]
+            return local
 
-        local, distribution = allocated(grid.comm, allocate)
-        return cls(local, grid, distribution, order, shared=all_shared(local, grid))
+        local, shared = new_shared(grid, allocate)
+        return cls(local, grid, distribution_on(grid, shape, block, source), order, shared=shared)
 
     @classmethod
     @_shown()

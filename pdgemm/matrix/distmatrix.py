@@ -15,12 +15,13 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.alignment import aligned
 from pdgemm.local.arrays.arguments import as_count, shown
+from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, on_host, set_elements
 from pdgemm.local.arrays.keys import MASK, is_view, picked
 from pdgemm.matrix.constructors import Constructors, check_root
 from pdgemm.matrix.gather import allgather, gather, gathering, gathering_buffer, planned
-from pdgemm.matrix.local_arrays import all_shared, device_on, new_array
+from pdgemm.matrix.local_arrays import device_on, new_array, new_shared
 from pdgemm.matrix.matrix_base import MatrixBase, public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
@@ -208,11 +209,14 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         if device == self.device:
             return self
         where = device_on(self.grid, device)
-        with together(self.grid.comm) as arguments:
+
+        def allocate(arguments: list[object]) -> Array:
             arguments += ["to_device", self.distribution, device]
             local = new_array(self.stored.shape, self.dtype, self.order, self.grid, where)
             set_elements(local, self.stored)
-        shared = all_shared(local, self.grid)
+            return local
+
+        local, shared = new_shared(self.grid, allocate)
         return type(self)(local, self.grid, self.distribution, self.order, self.conjugated, shared)
 
     def to_host(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -81,23 +81,44 @@ def new_local(
     return new_array(distribution.local_shape(grid.coords), dtype, order, grid, device), distribution
 
 
+def new_shared(grid: ProcessGrid, allocate: Callable[[list[object]], Array]) -> tuple[Array, bool]:
+    """Return the local array of a new matrix, and the result of `all_shared` for the arrays of all ranks.  Collective.
+
+    allocate : returns the array; called as by `allocated` in a block `with together(grid.comm)`, whose list of
+        arguments it gets.
+    """
+
+    def agreed() -> tuple[Array, bool]:
+        with (agreement := together(grid.comm)) as arguments:
+            local = allocate(arguments)
+            agreement.flag = not is_readable(local, grid)
+        return local, not agreement.flag
+
+    return allocated(grid.comm, agreed)
+
+
+def empty_like(A: Any, dtype: Any = None, distribution: Distribution | None = None, order: Order | None = None) -> Any:
+    """Return an uninitialised matrix on the grid of A, in the layout of A or in another `distribution`.  Collective."""
+    layout, order, device = distribution or A.distribution, order or A.order, devices.of(A.stored)
+    shape = layout.local_shape(A.grid.coords)
+    local, shared = new_shared(A.grid, lambda _: new_array(shape, dtype or A.dtype, order, A.grid, device))
+    return type(A)(local, A.grid, layout, order, shared=shared)
+
+
+def is_readable(local: Array, grid: ProcessGrid) -> bool:
+    """Return whether other ranks of this node can read a local array in place, or it is empty.  Local."""
+    if grid.comm.size == 1:
+        return False
+    device = devices.of(local)
+    if grid.draft:  # while a program is planned, nothing is allocated
+        return bool(device.reach(grid).reads) if device else grid.shares_memory
+    return not local.size or devices.shared_memory(device, grid).lies_here(local)
+
+
 def all_shared(local: Array, grid: ProcessGrid) -> bool:
     """Return whether the ranks of every node can read each other's local arrays.  Collective over the grid."""
-    return which_shared([local], grid)[0]
-
-
-def which_shared(arrays: Sequence[Array], grid: ProcessGrid) -> list[bool]:
-    """Return the result of `all_shared` for each of several local arrays, in one reduction.  Collective."""
-    if grid.comm.size == 1:
-        return [False] * len(arrays)
-    if grid.draft:  # while a program is planned, the answer for its matrices
-        of = map(devices.of, arrays)
-        return [bool(device.reach(grid).reads) if device else grid.shares_memory for device in of]
-    memories = ((x, devices.shared_memory(devices.of(x), grid)) for x in arrays)
-    here = np.array([not x.size or memory.lies_here(x) for x, memory in memories])
-    grid.comm.Allreduce(MPI.IN_PLACE, here, MPI.LAND)
-    shared: list[bool] = here.tolist()
-    return shared
+    readable = is_readable(local, grid)
+    return readable if grid.comm.size == 1 or grid.draft else grid.comm.allreduce(readable, MPI.LAND)
 
 
 def in_native_order(array: np.ndarray, what: str) -> np.ndarray:

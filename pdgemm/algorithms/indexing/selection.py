@@ -24,7 +24,7 @@ from pdgemm.local.arrays.keys import Picked, last_of_each, picked
 from pdgemm.matrix.argument_checks import check_matrices, check_result, communicator, overlap, same_places
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import check_not_freed, described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
@@ -48,7 +48,7 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     Raises ArgumentError, which is an IndexError too, or another error of the package, on every rank.
     """
     start, comm = perf_counter(), communicator(A=A)
-    with together(comm) as arguments:
+    with (agreement := together(comm)) as arguments:
         check_matrices(A=A)
         sides = _indices(rows, cols, A)
         layout = A.distribution
@@ -56,9 +56,9 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
         pairs = [IndexPairs(x, np.arange(len(x))) for x in sides]
         arguments += ["select", layout, A.dtype, *pairs]
         local = new_array(distribution.local_shape(A.grid.coords), A.dtype, A.order, A.grid, devices.of(A.stored))
-    out = DistMatrix(local, A.grid, distribution, A.order)
+        agreement.flag = not is_readable(local, A.grid)
+    out = DistMatrix(local, A.grid, distribution, A.order, shared=not agreement.flag)
     copy_pairs("select", A, out, pairs, start)
-    out.shared = all_shared(out.stored, out.grid)
     return out
 
 

@@ -26,7 +26,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
 from pdgemm.local.blas.threads import multiplier, threads
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, allocated, new_array
+from pdgemm.matrix.local_arrays import allocated, new_array, new_shared
 from pdgemm.names import AnyName
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.simulator import simulate
@@ -145,15 +145,14 @@ def working_copy(
         copy = redistribute(A, grid=grid, block=block, order=order, dtype=dtype)
         return copy, [copy.report] if copy.report else []
 
-    def allocate() -> Array:
-        with together(A.grid.comm) as arguments:
-            arguments += ["a copy", A.distribution, dtype]
-            local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))
-            (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
+    def allocate(arguments: list[object]) -> Array:
+        arguments += ["a copy", A.distribution, dtype]
+        local = new_array(A.stored.shape, dtype, order, grid, devices.of(A.stored))
+        (CONJUGATE if A.conjugated else CONVERT)(local, A.stored)
         return local
 
-    local = allocated(A.grid.comm, allocate)
-    return type(A)(local, grid, A.distribution, order, shared=all_shared(local, grid)), []
+    local, shared = new_shared(grid, allocate)
+    return type(A)(local, grid, A.distribution, order, shared=shared), []
 
 
 def _task(schedule: PanelSchedule, matrices: dict[str, DistMatrix], recorder: Recorder, what: str) -> Task[Any]:

@@ -10,12 +10,12 @@ from math import sqrt
 import numpy as np
 
 from pdgemm.errors import LinAlgError
-from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.linalg.functions.polar import unitary_factor
 from pdgemm.linalg.work import Work, add_to_diagonal, distributed, on_one_rank, random
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 
 SMALL = 512  # largest order for which LAPACK on one rank is faster than a division, or a join, on all ranks
 

@@ -15,7 +15,7 @@ from pdgemm.linalg.eigen import division
 from pdgemm.linalg.eigen.generalized import Standard, lower_triangle, warn_unless_hermitian
 from pdgemm.linalg.eigen.tridiagonal import Wanted, tridiagonal_eigh
 from pdgemm.linalg.eigen.tridiagonal_form import OneStage, TwoStages, hermitian_band
-from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.factors.qr import qr
 from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.ranges import ELEMENTS, in_range
@@ -26,6 +26,7 @@ from pdgemm.local.arrays.arguments import as_count, as_name, as_pair, as_real, a
 from pdgemm.local.blas.band import eigenvalues_of_band, eigenvalues_of_tridiagonal
 from pdgemm.matrix.argument_checks import check_devices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.tall_qr import rows_only
 from pdgemm.linalg.work import Work, on_one_rank
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.blas import secular
 from pdgemm.local.blas.secular import Roots, Secular
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.support.agreement import together
 
 LEAF = 256  # largest order of the parts that LAPACK solves on one rank

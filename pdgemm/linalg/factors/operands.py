@@ -18,7 +18,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.matrix.argument_checks import (
@@ -30,7 +30,7 @@ from pdgemm.matrix.argument_checks import (
     shape_of,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, allocated, new_array
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced
 from pdgemm.support.agreement import described_elements, together
@@ -175,20 +175,6 @@ def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:
     exponent, most = 2 * round(np.log2(size) / 2), dtypes.largest_power(dtype) // 2 * 2
     near = max(-most, min(-exponent, most))
     return 2.0**near, 2.0 ** (-exponent - near)
-
-
-def empty_like(
-    A: DistMatrix, dtype: Any = None, distribution: Distribution | None = None, order: Order | None = None
-) -> DistMatrix:
-    """Return an uninitialised matrix on the grid of A, in the layout of A or in another `distribution`.  Collective."""
-    layout, order, device = distribution or A.distribution, order or A.order, devices.of(A.stored)
-
-    def allocate() -> Array:
-        with together(A.grid.comm):
-            return new_array(layout.local_shape(A.grid.coords), dtype or A.dtype, order, A.grid, device)
-
-    local = allocated(A.grid.comm, allocate)
-    return type(A)(local, A.grid, layout, order, shared=all_shared(local, A.grid))
 
 
 def identity_like(A: DistMatrix) -> DistMatrix:

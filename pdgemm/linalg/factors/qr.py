@@ -13,13 +13,14 @@ from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Distribution
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.householder import BLOCK, householder_qr, pivoted_qr
-from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.factors.tall_qr import PASSES, beneath, placed, tall_qr
 from pdgemm.linalg.ranges import Measured, in_range, times
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import as_name
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import QRMethod, QRMode
 from pdgemm.support.agreement import together
 

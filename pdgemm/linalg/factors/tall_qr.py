@@ -17,13 +17,14 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import RunReport, sent_and_received
-from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, set_elements
 from pdgemm.local.blas.local_qr import multiply_in_place
 from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import block_index
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.schedules.panels.tsqr_schedule import TallSchedule, cholesky_pass, svd_of_triangle, tsqr_schedule
 from pdgemm.support.agreement import together
 from pdgemm.transport.panels.tree_messages import descend, to_all

@@ -17,7 +17,6 @@ from pdgemm.linalg.factors.operands import (
     check_right_side,
     column,
     common_dtype,
-    empty_like,
     in_type,
     operand_description,
 )
@@ -25,6 +24,7 @@ from pdgemm.linalg.ranges import ELEMENTS, Measured, in_range, times
 from pdgemm.local.arrays.arguments import as_name, op_letter
 from pdgemm.matrix.argument_checks import as_scalar, check_result, communicator, op, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Transpose
 from pdgemm.schedules.panels.factor_schedules import TriangularSchedule
 from pdgemm.schedules.panels.panel_schedule import is_balanced

@@ -13,7 +13,6 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import report_of_move
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import op_letter
 from pdgemm.local.arrays.device import Array, beside, to_host
@@ -24,6 +23,7 @@ from pdgemm.local.arrays.folds import ON_DEVICE
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.gather import gathering
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Transpose
 from pdgemm.support.agreement import together
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, LinAlgError
 from pdgemm.linalg.factors.cholesky import cholesky
-from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.linalg.work import Work, add_to_diagonal, check_protection, near_one, started
 from pdgemm.local.arrays import dtypes
@@ -18,6 +18,7 @@ from pdgemm.local.arrays.arguments import as_count, as_real, as_whole
 from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 

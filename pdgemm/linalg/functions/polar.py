@@ -9,13 +9,14 @@ import numpy as np
 
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
-from pdgemm.linalg.factors.operands import empty_like, is_reachable
+from pdgemm.linalg.factors.operands import is_reachable
 from pdgemm.linalg.factors.solve import inv
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.work import Work, add_to_diagonal, near_one, random, started
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Protection
 
 _LEAST = 0.0484  # lower bound of the singular values for which the weight c of a step is 100

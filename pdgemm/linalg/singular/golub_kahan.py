@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pdgemm.linalg.factors.operands import empty_like
 from pdgemm.linalg.factors.qr import factored, qr
 from pdgemm.linalg.factors.tall_qr import rows_only
 from pdgemm.linalg.work import Work, distributed, on_one_rank, orthonormal_basis, random
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 
 BLOCKS = 5  # blocks of vectors in each basis
 KEPT = 2  # blocks that a restart retains

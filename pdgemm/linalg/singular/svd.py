@@ -20,7 +20,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, householder_qr
-from pdgemm.linalg.factors.operands import check_operand, empty_like
+from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.factors.rank_k import herk
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
@@ -31,6 +31,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_count, as_real, as_seed
 from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
