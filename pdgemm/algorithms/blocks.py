@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.devices.streams import recorder_of
+from pdgemm.algorithms.redistribution import timed_exchange
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle, bounding, check_partition, stacked
-from pdgemm.instrument import spans
 from pdgemm.instrument.run_report import RunReport, report_of_move
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import as_range, as_whole
@@ -27,7 +26,7 @@ from pdgemm.names import DeviceName
 from pdgemm.schedules.exchanges.rectangle_exchange import RectangleExchange, plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers
 
 Range = Any  # a pair (start, stop), a slice or a range; None for all
 
@@ -162,13 +161,7 @@ def _move(
     X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
 ) -> RunReport:
     """Copy all elements, and return the report.  Collective; the plan is the same on all ranks."""
-    recorder, rank = recorder_of(Y if plan.inward else X), grid.comm.rank
-    recorder.hold(buffers.nbytes)
-    name = "from_blocks" if plan.inward else "to_blocks"
-    kept = kept_if_it_fails(buffers, *(X if plan.inward else [X]), *([Y] if plan.inward else Y))
-    with np.errstate(all="ignore"), kept, spans.timed(name, plan.layout.local_bytes(rank)):
-        exchange(1, X, 0, Y, plan, buffers, grid, recorder)
-        recorder.finish()
+    recorder = timed_exchange("from_blocks" if plan.inward else "to_blocks", 1, X, 0, Y, plan, buffers, grid)
     ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if plan.inward else ends[::-1]
     return report_of_move(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.redistribution import transfer_ways
-from pdgemm.devices.streams import recorder_of
+from pdgemm.algorithms.redistribution import timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, identity, merged
-from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import RunReport, report_of_move
 from pdgemm.local.arrays import device as devices
@@ -29,7 +27,7 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.exchanges.routed_rows import RoutedRows, plan_routed
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
+from pdgemm.transport.packed_exchange import ExchangeBuffers, repeated_if_unmapped
 
 Owners = Batch | Sequence[int] | np.ndarray
 
@@ -299,14 +297,13 @@ class RoutedTransfer:
     def __call__(self) -> Recorder:
         """Carry out the exchange, and return its counts.  Collective; all ranks have the same plan."""
         plan, buffers, grid, rows, X = self.plan, self._buffers, self._routing.grid, self._rows, self._matrix
-        recorder = recorder_of(rows)
-        recorder.hold(buffers.nbytes + rows.nbytes)
-        source, target = (X.stored, rows) if plan.inward else (rows, X.stored)
-        kept = kept_if_it_fails(buffers, source, target)
-        with np.errstate(all="ignore"), kept, spans.timed("redistribute", target.nbytes):
-            exchange(1, source, self.beta, target, plan, buffers, grid, recorder)
+
+        def scale_others(recorder: Recorder) -> None:
             if not plan.inward:
                 with recorder.phase("pack"):
                     self._routing.scale_others(X, self.beta)
-            recorder.finish()
+
+        source, target = (X.stored, rows) if plan.inward else (rows, X.stored)
+        recorder = timed_exchange("redistribute", 1, source, self.beta, target, plan, buffers, grid, scale_others)
+        recorder.hold(rows.nbytes)
         return recorder

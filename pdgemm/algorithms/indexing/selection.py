@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import move_report, transfer_ways
-from pdgemm.devices.streams import recorder_of
+from pdgemm.algorithms.redistribution import move_report, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, merged
-from pdgemm.instrument import spans
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type
@@ -28,7 +26,7 @@ from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import check_not_freed, described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
+from pdgemm.transport.packed_exchange import ExchangeBuffers, repeated_if_unmapped
 
 Indices = Any  # a list, array, mask, slice or range; None for all
 
@@ -102,11 +100,7 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
         plan = fitted_messages(Selection(source, target, comm.size, 1, *on, rows=pairs[0], cols=pairs[1]))
         arguments += [name, plan.description]
         workspace = ExchangeBuffers(plan, comm.rank, where)
-    recorder = recorder_of(X.stored)
-    recorder.hold(workspace.nbytes)
-    with np.errstate(all="ignore"), kept_if_it_fails(workspace, X.stored, Y.stored), spans.timed(name, Y.stored.nbytes):
-        exchange(1, X.stored, 0, Y.stored, plan, workspace, grid, recorder)
-        recorder.finish()
+    recorder = timed_exchange(name, 1, X.stored, 0, Y.stored, plan, workspace, grid)
     Y.report = move_report("A", plan, grid, recorder, perf_counter() - start)
 
 
