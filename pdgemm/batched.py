@@ -85,7 +85,7 @@ class BatchProduct:
     """A product of batches whose arguments are checked, and whose C and workspace are allocated.  Local.
 
     Arguments are those of `matmul_batched`.  Raises its errors, on this rank only.
-    description : texts that are the same on all ranks.
+    description : values that must be equal on all ranks.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ def _check_batch(name: str, x: Any, A: Batch) -> None:
     if len(x) != len(A):
         raise LayoutError(f"A has {len(A)} items, {name} has {len(x)}")
     for item in np.flatnonzero(x.owner != A.owner)[:1]:
-        raise LayoutError(f"item {item} of A is on rank {A.owner[item]}, of {name} on rank {x.owner[item]}")
+        raise LayoutError(f"item {item} of A is on rank {A.owner[item]}, item {item} of {name} on rank {x.owner[item]}")
 
 
 def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: Batch) -> None:

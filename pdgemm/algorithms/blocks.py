@@ -47,8 +47,8 @@ def from_blocks(
     """Make a matrix from blocks on the ranks: A[rows, cols] = local on each rank.  Collective over the grid.
 
     local : this rank's block, (rows, columns), or a list of blocks; None or [] on a rank without blocks.  Arrays of
-            NumPy, or of any library that exports its memory (DLPack, buffers), of one dtype on all ranks; only read.
-            Where all of them are on the device of the result, they stay there.
+            NumPy, or of any library that exports memory (DLPack, buffers), of one dtype on all ranks.  Only read.
+            If all blocks of all ranks are on `device`, they are sent from it; otherwise they are copied to the host.
     rows, cols : the indices of the block: a pair (start, stop), a slice or a range; for a list of blocks a list of
             these, or one for all blocks.  Without `rows` a block starts at row 0, without `cols` at column 0.
     axis  : replaces rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they are side by side.
@@ -87,7 +87,7 @@ def set_from_blocks(
 ) -> RunReport:
     """Set all elements of a matrix from the blocks of all ranks, and return the report.  Collective.
 
-    The blocks are where the matrix is, on the host or a device.
+    The blocks are on the host or the device that the matrix is on.
     """
     grid, comm, device = matrix.grid, matrix.grid.comm, devices.of(matrix.stored)
     with together(comm):
@@ -114,7 +114,7 @@ def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | lis
     The arrays are row-major NumPy arrays of the type of A.  If A is on a device, the smallest part of A that contains
     the elements of all ranks is copied to the host.
 
-    Cost per rank: each requested element on another rank is sent once for each part, in one exchange.
+    Cost per rank: each requested element on another rank is sent once for each part that contains it, in one exchange.
     Raises ArgumentError or GridError on every rank.
     """
     return reported_blocks(A, rows, cols)[0]
@@ -144,7 +144,7 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
 def _copied_part(
     A: DistMatrix, rectangles: tuple[tuple[Rectangle, ...], ...]
 ) -> tuple[DistMatrix, tuple[tuple[Rectangle, ...], ...]]:
-    """Return a copy on the host of the part of A that has all rectangles, and the rectangles in it.  Collective."""
+    """Copy the part of A with all rectangles to the host; return it and the shifted rectangles.  Collective."""
     some = [x for held in rectangles for x in held if x.size]
     top, left = min((x.rows[0] for x in some), default=0), min((x.cols[0] for x in some), default=0)
 
@@ -160,7 +160,7 @@ def _copied_part(
 def _move(
     X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
 ) -> RunReport:
-    """Copy all elements, and return the report.  Collective; the plan is the same on all ranks."""
+    """Copy the blocks X to the matrix Y, or the matrix X to the blocks Y; return the report.  Collective."""
     recorder = timed_exchange("from_blocks" if plan.inward else "to_blocks", 1, X, 0, Y, plan, buffers, grid)
     ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if plan.inward else ends[::-1]

@@ -3,7 +3,7 @@
 FUNCTIONS maps NumPy's names to functions, ABOVE to names of functions in `pdgemm`.  `numpy_functions` rejects arguments
 that a function does not take.  All functions are collective over the grid; operands may have any layouts and are
 broadcast as in elementwise operations.
-Elements are computed where they are, on the host or on a device.
+Functions compute on the host or on the device that holds their operands.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     Matrices are redistributed to the layout of `out`, or else of the first matrix of the result's shape.  A matrix of
     one row or column is gathered on every rank, and each rank takes its part, as of an array.  Collective.
 
-    The report is that of the redistribution, or a tuple where several matrices were redistributed.
+    If one matrix was redistributed, the report is that of its redistribution, else a tuple of reports.
     """
     matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
     if any(isinstance(x, np.matrix) for x in inputs):  # a matter of type, so all ranks raise
@@ -102,7 +102,7 @@ def part_of_broadcast(array: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> 
 
 
 def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBase:
-    """Return an empty matrix with a layout for a shape that no operand has: rows of one operand, columns of another."""
+    """Return a matrix without elements, with the row layout of one operand and the column layout of another."""
     grid = matrices[0].grid
     rows = next((x.distribution.rows for x in matrices if x.shape[0] == shape[0] and x.grid.same_as(grid)), None)
     cols = next((x.distribution.cols for x in matrices if x.shape[1] == shape[1] and x.grid.same_as(grid)), None)

@@ -67,7 +67,7 @@ def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool =
     except (NodeMemoryError, MappingError):
         if required:
             raise
-    gc.collect()  # of buffers of the first attempt, to which its exception refers
+    gc.collect()  # frees buffers of the first attempt, to which its exception refers
     return allocated(comm, partial(set_up, False))
 
 

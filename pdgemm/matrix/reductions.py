@@ -202,7 +202,8 @@ class Reductions(MatrixBase):
             if one_column := vector.shape == (self.shape[1], 1):
                 vector = vector[:, 0]
             if vector.shape != self.shape[1:]:
-                raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
+                wanted = f"{self.shape[1]} numbers for {self.distribution}"
+                raise LayoutError(f"the vector must have {wanted}, got an array of shape {vector.shape}")
             arguments += ["matvec", element_type(vector.dtype), described_elements(vector)]
         product: np.ndarray = self._reduced(weighted_sums(vector), 1, False)
         return product[:, None] if one_column else product
@@ -236,7 +237,7 @@ class Reductions(MatrixBase):
         return whole
 
     def _reduced(self, reduction: Fold | Callable[[], Fold], axis: Any, keepdims: bool) -> Any:
-        """Reduce as the Fold says, or as a function that returns a Fold, whose errors are raised on all ranks."""
+        """Reduce by a Fold, or by the Fold that a function returns; errors of this function are raised on all ranks."""
         grid, layout, start = self.grid, self.distribution, perf_counter()
         with together(grid.comm) as arguments:
             fold = reduction() if callable(reduction) else reduction

@@ -54,7 +54,7 @@ class KeptState:
             self._matrices = {name: x for name, x in self.state.items() if isinstance(x, DistMatrix)}
             arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
             agreed.flag = not all(_is_readable(x.stored, grid) for x in self._matrices.values())
-        self._lost = bool(agreed.flag)  # with any rank: some matrix is not in the memory of a node
+        self._lost = bool(agreed.flag)  # with any rank that fails: its matrices cannot be read
         for x in copies.values():
             x.shared = not self._lost
         if self._matrices and not self._lost:
@@ -129,7 +129,7 @@ def _key(name: str) -> str:
 
 
 def _is_readable(x: Array, grid: ProcessGrid) -> bool:
-    """Return whether the other ranks of the node can read an array of this rank, or need not."""
+    """Return whether the other ranks of the node can read an array of this rank, or need not: it is empty."""
     return not x.size or (not devices.of(x) and grid.memory.lies_here(x))
 
 

@@ -42,7 +42,7 @@ class Recovery(NamedTuple):
 
 
 class resilient:
-    """A block in which the other ranks continue when a rank is killed.  Collective over `comm`.
+    """A `with` block in which the surviving ranks continue when a rank is killed.  Collective over `comm`.
 
     ::
 
@@ -100,7 +100,7 @@ class resilient:
                 if not (isinstance(self._patience, (int, float)) and self._patience > 0):
                     raise ArgumentError(f"patience must be a positive number of seconds, got {self._patience!r}")
                 if nested:
-                    raise GridError("a block of pdgemm.resilient is inside another one")
+                    raise GridError("blocks of pdgemm.resilient cannot be nested")
                 arguments += ["resilient", f"patience={self._patience}", self.why_not]
             self.comm = self.comm.Dup()
         except MPI.Exception as bad:
@@ -152,7 +152,7 @@ class resilient:
         matrices cannot be used any more.  (With a reason in `r.why_not`, exceptions are raised as without this class.)
         """
         if not self._inside:
-            raise GridError("r.run(...) is called in a block, `with pdgemm.resilient() as r:`")
+            raise GridError("r.run(...) must be called inside the block `with pdgemm.resilient() as r:`")
         kept: KeptState | None = None
         while kept is None or not kept.last:
             following = self._attempt(partial(self._next, kept, make, step, done))
@@ -197,7 +197,7 @@ class resilient:
                     bits = 0
 
     def _raise(self) -> None:
-        """Raise on all ranks the first exception, by rank, that no failure caused.  Collective."""
+        """Raise on all ranks the exception of the lowest rank that has one not caused by a failed rank.  Collective."""
         error = None if failures.is_of_failure(self._error) else self._error
         if error is None or isinstance(error, Exception):
             agree(self.comm, error)
@@ -226,7 +226,7 @@ class resilient:
         return state
 
     def _again(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
-        """Return the same state on the new grid, or the first state where a matrix is lost.  Collective."""
+        """Return the same state on the new grid, or the first state if a matrix is lost.  Collective."""
         state = None if kept is None else kept.inherited(self.grid)
         return self._next(None, make, None, done) if state is None else state
 

@@ -154,14 +154,14 @@ if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
     module.Accumulator.prepared = prepared
 """
     words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--protect"]
-    rows = r"\d+ of \d+ rows of C differ from what was expected, row \d+ first"
-    flipped = r"the repetition has other bits: one has flipped on rank 1 on \S+; C is the result of the repetition"
+    rows = r"\d+ of \d+ rows of C differ from their checksums, row \d+ first"
+    flipped = r"the repetition has other bits: a bit has flipped on rank 1 on \S+; C is the result of the repetition"
     suspected = rf"{rows}, by more than rounding errors"
     shown = rf"^pdgemm: {rows}; the product is repeated\npdgemm: {flipped}$"
     for times, options, code, said in (
         (1, ["repair"], 0, shown),
         (1, ["detect"], 1, rf"^pdgemm: error: {suspected}; protect='repair' would have repeated the product$"),
-        (99, ["repair"], 1, rf"^pdgemm: error: {rows}, .* twice in the same way: an error that repeats itself$"),
+        (99, ["repair"], 1, rf"^pdgemm: error: {rows}, .* twice with the same bits: the error is reproducible$"),
         (1, ["repair", "--checkpoint", "1h", "--verify"], 0, shown),
     ):
         (tmp_path / "c.h5").unlink(missing_ok=True)

@@ -254,8 +254,8 @@ print("AGAIN", [x.lost for x in again.recoveries], state["X"].norm() > 0)
     assert done.returncode == 0, done.stderr
     for times, said in (
         (3, "RAISED ranks of this communicator have failed"),
-        (3, "RAISED r.run(...) is called in a block"),
-        (3, "RAISED a block of pdgemm.resilient is inside another one"),
+        (3, "RAISED r.run(...) must be called inside the block"),
+        (3, "RAISED blocks of pdgemm.resilient cannot be nested"),
         (2, "AGAIN [(2,)] True"),  # as numbered in r.comm
     ):
         assert done.stdout.count(said) == times, (said, done.stdout)

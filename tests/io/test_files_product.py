@@ -118,7 +118,7 @@ def test_a_product_of_panels_is_repeated(
         assert np.array_equal(found, right)
     with monkeypatch.context() as patch:
         changed_after_the_product(patch, larger, after=calls // 2)
-        refused(comm, CorruptionError, "rows of C differ from what was expected", run, "detect")
+        refused(comm, CorruptionError, "rows of C differ from their checksums", run, "detect")
     assert np.array_equal(read(comm, path, "c"), C0)
 
 

@@ -35,8 +35,8 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     """Return a new matrix of some rows and columns of A, in the order of the indices, as A[rows] does.  Collective.
 
     A    : DistMatrix (m, n), or a view.
-    rows, cols : a list or array of indices, which may repeat and count from the end; a mask, a 1-D array of m (n) truth
-           values; a slice of any step, or a range; None for all.  The same on every rank.
+    rows, cols : a list or array of indices, which may repeat, or be negative as in NumPy; a mask, a 1-D array of m (n)
+           truth values; a slice of any step, or a range; None for all.  The same on every rank.
 
     The result is a copy and not a view, also for a slice, with the grid, the blocks and the type of A; `.report` has
     the words that were sent.
@@ -61,7 +61,7 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
 
 
 def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) -> None:
-    """Set A[rows, cols] := B, of that shape, which shares no memory with A.  Collective; `assign` has checked the rest.
+    """Set A[rows, cols] := B.  Collective; `assign` has checked that shapes match and that B shares no memory with A.
 
     If an index occurs twice, its last row or column in B is assigned.  `A.report` has the words that were sent.
     """
@@ -89,7 +89,7 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 @repeated_if_unmapped
 def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
-    """Copy the elements of these pairs of rows and of columns from X to Y, and set the report of Y.  Collective."""
+    """Copy elements of X to Y, and set the report of Y.  Collective.   pairs : source and target rows, and columns."""
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:
         where = devices.of(X.stored)
@@ -112,7 +112,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             an array of truth values (m, n), with a number as value.  The same on every rank.
     value : a number; an array that is the same on every rank; or a DistMatrix of any layout over the same ranks, of a
             type that A can hold.  Broadcast as in NumPy.  If a key names a row or column twice, the last value stays.
-            A matrix that shares memory with A is copied first, so that it is read as it was.
+            A matrix that shares memory with A is copied first, so that its old elements are assigned.
 
     Cost per rank: for a number or an array, nothing is sent; for a matrix, each element that changes its rank is sent
     once, in one exchange; a matrix that is broadcast to a larger shape is first gathered on every rank.
@@ -162,7 +162,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
 
 
 def _value_description(value: Any, dtype: np.dtype) -> list[object]:
-    """Return the description of a value in messages.  Raises DTypeError or another error if no element can hold it."""
+    """Return the description of a value in messages.  Raises DTypeError or another error if A's type cannot hold it."""
     if isinstance(value, DistMatrix):
         return ["to a matrix"]
     if not isinstance(value, np.ndarray):
@@ -180,7 +180,7 @@ def _number(value: Any, dtype: np.dtype) -> Any:
 
 
 def _mask(key: Any, shape: tuple[int, int]) -> Any:
-    """Return the key if it is a mask of all elements, a matrix or an array; else None.  Raises LayoutError."""
+    """Return the key if it is a mask (a matrix or a 2-D array), else None.  Raises LayoutError if it does not fit."""
     if not isinstance(key, (DistMatrix, np.ndarray)) or key.ndim != 2:
         return None
     if key.dtype != bool or key.shape != shape:
@@ -204,7 +204,7 @@ def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
 
 
 def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
-    """Set elements of this rank to a number, or to this rank's part of an array of two dimensions.  Local."""
+    """Set this rank's elements of A[rows, cols] to a number, or to its part of a 2-D array.  Local."""
     i, j = A.grid.coords
     (down, from_rows), (across, from_cols) = (
         _places(dim, x.indices, part)
@@ -239,7 +239,7 @@ def _set_under_mask(x: Array, where: Array, number: Any) -> None:
 
 
 def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
-    """Return the local indices of all `indices` that `part` owns, and their positions in `indices`."""
+    """Return the local indices of all `indices` that grid line `part` owns, and their positions in `indices`."""
     if isinstance(indices, range):
         window = dim.window(indices.start, indices.stop)
         return dim.local_window(indices.start, indices.stop, part), window.indices(part)

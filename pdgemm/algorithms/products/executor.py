@@ -56,7 +56,7 @@ class Call(Generic[Planned]):
 
     @cached_property
     def poll(self) -> Callable[[], None] | None:
-        """The function to call every few milliseconds of a product on the host; None: no messages are in flight."""
+        """The function to call every few milliseconds of a product on the host; None: no polling is needed."""
         return self.transfers.poll if self.grid.ranks_per_node and not self.product.device else None
 
     def multiply_c(self, beta: Any, recorder: Recorder) -> None:

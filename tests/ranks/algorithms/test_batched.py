@@ -307,7 +307,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         alone = Batch.from_global(np.zeros((count, 4, 5)), MPI.COMM_SELF)
         cases += [
             (GridError, "A and B are batches over different ranks", (A, alone), {}),
-            (LayoutError, "item 0 of A is on rank 0, of B on rank 1", (A, batch(count, 4, 5, owner=[1] * count)), {}),
+            (LayoutError, "A is on rank 0, item 0 of B on rank 1", (A, batch(count, 4, 5, owner=[1] * count)), {}),
             (ArgumentError, "rank 0: .*alpha=0", (A, B), {"alpha": comm.rank}),
             (ArgumentError, "different arguments", (square, square), {"transa": "NT"[comm.rank % 2]}),
             (DTypeError, r"B must be a Batch.*\[rank 1 of", (A, None if comm.rank == 1 else B), {}),
@@ -326,8 +326,8 @@ def test_batches_that_cannot_be_made(comm: Any) -> None:
         (DTypeError, "one dtype.*got float32, float64", Batch.from_local, ([x[0], x[0].astype("f4")], comm)),
         (DTypeError, "native byte order, got >f8", Batch.from_global, (x.astype(">f8"), comm)),
         (LayoutError, r"for each of 4 items, got \[0, 0\]", Batch.from_global, (x, comm, [0, 0])),
-        (LayoutError, r"owner is one of . ranks.*-1", Batch.from_global, (x, comm, [0, 0, 0, -1])),
-        (LayoutError, r"owner is one of . ranks.*0.5", Batch.from_global, (x, comm, [0, 0, 0, 0.5])),
+        (LayoutError, r"owner must be a list of ranks below .*-1", Batch.from_global, (x, comm, [0, 0, 0, -1])),
+        (LayoutError, r"owner must be a list of ranks below .*0.5", Batch.from_global, (x, comm, [0, 0, 0, 0.5])),
         (ArgumentError, "root 9 is not one of", Batch.from_global(x, comm).to_global, (9,)),
     ]
     if comm.size > 1:
@@ -374,9 +374,9 @@ def test_epilogues(comm: Any, where: str) -> None:
         A, B, C = batch(A), batch(B), batch(C0)
         wrong: Any
         for error, message, wrong in (
-            (LayoutError, "item 0 of residual is 1 x 6, and of C 4 x 6", Epilogue(residual=batch(rows))),
+            (LayoutError, "item 0 of residual is 1 x 6, but must be 4 x 6", Epilogue(residual=batch(rows))),
             (LayoutError, r"bias has the shape \(5,\)", Epilogue(bias=np.ones(5))),
-            (DTypeError, "bias is a number, an array, .*; got list", Epilogue(bias=[1.0])),  # type: ignore[arg-type]
+            (DTypeError, "bias must be a number, array, .*; got list", Epilogue(bias=[1.0])),  # type: ignore[arg-type]
             (ArgumentError, "C shares memory with residual", Epilogue(residual=C)),
             (ArgumentError, "C shares memory with aux", Epilogue(aux=C)),
             (ArgumentError, "epilogue must be an Epilogue, got str", ""),

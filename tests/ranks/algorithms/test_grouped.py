@@ -204,15 +204,15 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         bad = g + (np.arange(4) == 2) * (comm.rank == last) * count  # on one rank only
         few = g[: 4 - (comm.rank == 0)]
         cases: list[tuple[type[PdgemmError], str, Any]] = [
-            (ArgumentError, rf"groups are 0 to {count - 1}.*rank {last}.*got {count}", lambda: plan_grouped(X, bad, W)),
-            (ArgumentError, f"groups are 0 to {count - 1}", lambda: matmul_grouped(X, W, bad, Y)),
+            (ArgumentError, rf"must be 0 to {count - 1}.*rank {last}.*got {count}", lambda: plan_grouped(X, bad, W)),
+            (ArgumentError, f"groups must be 0 to {count - 1}", lambda: matmul_grouped(X, W, bad, Y)),
             (ArgumentError, r"-1 for none.*got -2", lambda: plan_grouped(X, g - 2, W)),
             (LayoutError, r"groups must have shape \(4,\) or \(4, k\)", lambda: plan_grouped(X, few, W)),
             (LayoutError, r"got \(4, 0\)", lambda: plan_grouped(X, g.reshape(4, 1)[:, :0], W)),
-            (DTypeError, "groups are integers.*float64", lambda: plan_grouped(X, g * 1.0, W)),
-            (LayoutError, "owner is one of", lambda: plan_grouped(X, g, [comm.size])),
-            (LayoutError, "owner is one of .*None", lambda: plan_grouped(X, g, None)),  # type: ignore[arg-type]
-            (LayoutError, rf"Y has {m} rows", lambda: routing.to_rows(routing.to_groups(X), twice[0])),
+            (DTypeError, "groups must be integers.*float64", lambda: plan_grouped(X, g * 1.0, W)),
+            (LayoutError, "owner must be a list of ranks", lambda: plan_grouped(X, g, [comm.size])),
+            (LayoutError, "owner must be a list .*None", lambda: plan_grouped(X, g, None)),  # type: ignore[arg-type]
+            (LayoutError, rf"Y needs {m} rows", lambda: routing.to_rows(routing.to_groups(X), twice[0])),
             (DTypeError, "X must be a DistMatrix", lambda: matmul_grouped(np.ones((4, 3)), W, g)),  # type: ignore[arg-type]
             (DTypeError, "W must be a Batch, got ndarray", lambda: matmul_grouped(X, np.ones((2, 3, 2)), g)),  # type: ignore[arg-type]
             (DTypeError, "X has dtype int64", lambda: matmul_grouped(X.astype(int), W, g)),
@@ -223,17 +223,17 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (DTypeError, "alpha must be a number", lambda: matmul_grouped(X, W, g, Y, alpha="1")),  # type: ignore[arg-type]
             (DTypeError, "accumulate_dtype", lambda: matmul_grouped(X, W, g, accumulate_dtype="float16")),
             (ArgumentError, "transb is", lambda: matmul_grouped(X, W, g, transb="X")),  # type: ignore[arg-type]
-            (LayoutError, r"op\(W\) of group 0 is 2 x 3, but X is", lambda: matmul_grouped(X, W, g, transb="T")),
+            (LayoutError, r"op\(W\) of group 0 is 2 x 3, not 3 x 3: X is", lambda: matmul_grouped(X, W, g, transb="T")),
             (LayoutError, r"op\(W\) of group 2 is 3 x 3", lambda: matmul_grouped(X, odd, g)),
             (LayoutError, rf"Y is {m} x 3 .* but the result is {m} x 2", lambda: matmul_grouped(X, W, g, X)),
             (LayoutError, rf"Y is {2 * m} x 2 .* but the result is {m} x 2", lambda: matmul_grouped(X, W, g, twice[1])),
-            (LayoutError, rf"X has {m} rows, got", lambda: matmul_grouped(twice[0], W, routing)),
+            (LayoutError, rf"X needs {m} rows, got", lambda: matmul_grouped(twice[0], W, routing)),
             (ArgumentError, "Y is read-only", lambda: matmul_grouped(X, W, g, frozen)),
             (LayoutError, "have other owners", lambda: matmul_grouped(X, fewer, routing)),
-            (DTypeError, "are a Batch, got NoneType", lambda: routing.to_rows(None)),  # type: ignore[arg-type]
+            (DTypeError, "batch must be a Batch, got NoneType", lambda: routing.to_rows(None)),  # type: ignore[arg-type]
             (LayoutError, "do not match the groups", lambda: routing.to_rows(W)),
             (LayoutError, "the rows of groups have 3 elements", lambda: routing.to_rows(routing.to_groups(X), Y)),
-            (LayoutError, "X has .* rows", lambda: routing.to_groups(twice[0])),
+            (LayoutError, "X needs .* rows", lambda: routing.to_groups(twice[0])),
         ]  # fmt: skip
         if comm.size > 1:
             alone = Batch.from_global(np.ones((2, 3, 2)), MPI.COMM_SELF)

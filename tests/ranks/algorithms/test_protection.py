@@ -95,7 +95,7 @@ def test_flips_above_the_threshold_are_found_and_repaired(
                 assert not far or repeats == 1, (bit, rank)
                 assert np.array_equal(again, right, equal_nan=True) or not repeats
                 shown = (
-                    r"\d+ of 96 rows of C differ .*; the product is repeated\n.* one has flipped on rank \d .*; C is"
+                    r"\d+ of 96 rows of C differ .*; the product is repeated\n.* a bit has flipped on rank \d .*; C is"
                 )
                 assert not repeats or re.search(shown, said), said
     assert comm.rank or hits
@@ -136,7 +136,7 @@ def test_a_permanent_fault_raises_on_all_ranks(
             return pdgemm(1.5, A, B, beta, C0.copy(), **more)
 
     right = product(0).to_global()
-    again = r"on rank \d.*: 4 products differ.*: take that node out|twice in the same way: an error that repeats itself"
+    again = r"on rank \d.*: 4 products differ.*: take that node out|twice with the same bits: the error is reproducible"
     for protect, times, said in (
         ("detect", 1, r"rows of C differ .*, by more than rounding errors; protect='repair' would have repeated"),
         ("repair", 99, again),
