@@ -173,7 +173,7 @@ def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[lis
     blocks = [in_native_order(devices.adopted(x), "a block") for x in arrays]
     if axis is not None:
         if as_whole(axis, "axis") not in (0, 1) or rows is not None or cols is not None:
-            raise ArgumentError(f"axis is 0 or 1, without rows and cols; got axis={axis}, rows={rows}, cols={cols}")
+            raise ArgumentError(f"axis must be 0 or 1, without rows or cols; got axis={axis}, rows={rows}, cols={cols}")
         return blocks, []
     if rows is None and cols is None and blocks:
         raise ArgumentError(
@@ -205,5 +205,5 @@ def _one_dtype(of_ranks: Sequence[Sequence[str]]) -> np.dtype:
             first_ranks.setdefault(name, rank)
     if len(first_ranks) > 1:
         types = " and ".join(f"{name} (rank {rank})" for name, rank in list(first_ranks.items())[:2])
-        raise DTypeError(f"the blocks of all ranks are of one dtype, got {types}")
+        raise DTypeError(f"the blocks of all ranks must have one dtype, got {types}")
     return np.dtype(next(iter(first_ranks), "float64"))

@@ -53,7 +53,10 @@ def _fields(x: Any) -> dict[Any, Any]:
 
 
 def _without_elements(x: Any, draft: Draft, known: dict[int, DistMatrix]) -> Any:
-    """Return an argument with each matrix replaced by one without elements, always the same for a matrix.  Local."""
+    """Return an argument with its matrices replaced by matrices without elements.  Local.
+
+    known : the replacements so far, by id(matrix): a matrix that is passed twice stays one matrix.
+    """
     if isinstance(x, DistMatrix):
         if id(x) not in known:
             nothing, grid = devices.empty((0, 0), x.dtype, x.order, devices.of(x.stored)), PlannedGrid(x.grid, draft)

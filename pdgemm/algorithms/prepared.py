@@ -166,7 +166,7 @@ class Prepared:
         return lambda: reports[-1]().changed(checks=outcome)
 
     def _run(self, beta: Any, start: float, notify: GuardedCallback) -> Callable[[], Report]:
-        """Redistribute A and B where necessary, multiply, redistribute C back; return the maker of the report."""
+        """Redistribute A and B if necessary, multiply, redistribute C back; return a function that makes the report."""
         (A, B, C), workspace, plan, moves = self._matrices, self._workspace, self.plan, self._moves
         comm, reports, trace = A.grid.comm, list[Callable[[], RunReport]](), spans.active()
         if trace:
@@ -336,7 +336,7 @@ def _same_place(x: Array, y: Array) -> bool:
 
 
 def _first_calls(call: Call[Product], device: Device) -> None:
-    """Convert, multiply and add one element in the types of a product, as first calls load or compile kernels."""
+    """Convert, multiply and add one element in the types of a product: first calls load or compile kernels."""
     A, B, sums, C = (
         device.empty((1, 1), x) for x in (call.A.dtype, call.B.dtype, call.product.accumulate, call.C.dtype)
     )

@@ -106,7 +106,7 @@ class Operands(NamedTuple):
 
 
 class ProductForm(Protocol):
-    """The rule by which a function forms the operands of a product from its arguments; `pdgemm` and `herk` differ."""
+    """The rule by which a function forms the operands of a product from its arguments, such as `pdgemm` or `herk`."""
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return the operands after checking that they fit; C is allocated if it is None.  Local."""

@@ -51,7 +51,7 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and a report.
 
     Matrices are redistributed to the layout of `out`, or else of the first matrix of the result's shape.  A matrix of
-    one row or column is gathered on every rank, and each rank takes its part, as of an array.  Collective.
+    one row or column is gathered on every rank.  Each rank takes its part of it, as of a NumPy array.  Collective.
 
     If one matrix was redistributed, the report is that of its redistribution, else a tuple of reports.
     """
@@ -113,7 +113,7 @@ def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBa
 
 # ---------------------------------------------------------------- NumPy's functions
 def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a NumPy function to the elements of matrices, where they are."""
+    """Apply a NumPy function to the elements of matrices, on the host or the device that holds them."""
     matrices = [x for x in operands if isinstance(x, MatrixBase)]
     check_one_device(name, matrices)
     kinds = [type_of(x) for x in operands]
@@ -249,13 +249,13 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     with together(first.grid.comm) as arguments:
         if axis not in (0, 1, -1, -2) or not all(isinstance(x, MatrixBase) for x in arrays):
             raise TypeError(
-                "only matrices are joined, along axis 0 or 1: distribute arrays first, DistMatrix.from_global"
+                "only a DistMatrix is joined, along axis 0 or 1: distribute arrays first, DistMatrix.from_global"
             )
         arguments += ["concatenate", axis, *(x.distribution for x in arrays)]
         axis = axis % 2
         if any(x.shape[1 - axis] != first.shape[1 - axis] or x.device != first.device for x in arrays):
             text = " and ".join(f"{x.distribution} on {x.device}" for x in arrays)
-            raise LayoutError(f"these matrices do not fit side by side along axis {axis}: {text}")
+            raise LayoutError(f"matrices to join along axis {axis} must match in the other axis and device, got {text}")
     shape = [*first.shape]
     shape[axis] = sum(x.shape[axis] for x in arrays)
     dtype = np.result_type(*(x.dtype for x in arrays))

@@ -38,7 +38,7 @@ class Batch:
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
     device : the `pdgemm.local.arrays.device.Device` of the matrices; None: they are on the host.
-    report : the RunReport of the product that computed this batch, or of the exchange; or None.
+    report : the RunReport of the product or the exchange that made this batch, or None.
 
     Make a batch by `from_local` or `from_global`.
     """

@@ -97,12 +97,12 @@ class Reductions(MatrixBase):
     tree, then n in the broadcast and the all-gather.
     Error of a sum: at most (128 + log2 m) eps sum |a| to first order (Higham 2002, 4.2: blocked, pairwise).
 
-    A matrix on a device is reduced there, in slabs of about 2^24 elements, with temporaries of a few times that size.
+    A matrix on a device is reduced on the device, in slabs of about 2^24 elements, with temporaries of a few slabs.
     At most the partial results of each local row or column are copied to the host.  A result has the type and the
     meaning that it has on the host and is the same on every rank, but a sum may differ from the host's in its last
     digits: runs of 128 elements are added in any order, then the sums of 128 runs, and so on.  The error of a sum along
-    axis 0 is at most (64 ceil(log128 m) + log2 m) eps sum |a| to first order; for the sum of all elements mn stands in
-    place of m.  On CUDA devices subnormal numbers of float32 count as 0, as in all kernels that CuPy compiles.
+    axis 0 is at most (64 ceil(log128 m) + log2 m) eps sum |a| to first order; for the sum of all elements,
+    with mn in place of m.  On CUDA devices subnormal float32 numbers count as 0, as in all kernels that CuPy compiles.
     Raises ArgumentError for an axis that is not None, 0, 1, -1 or -2, and for extrema of no elements.
     """
 
@@ -284,7 +284,7 @@ class Reductions(MatrixBase):
 
 # ---------------------------------------------------------------- on one rank
 def _reduce(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
-    """Return the accumulators of a non-empty array along an axis, on the host.   indices : global indices along it."""
+    """Return the accumulators of a non-empty array along an axis, on the host.   indices : global indices."""
     most = at_a_time(x, fold.most)
     if abs(x.strides[0]) < abs(x.strides[1]):
         x, axis = x.T, 1 - axis

@@ -87,7 +87,7 @@ def verify(
               random signs: a sum of n errors is larger with a probability below 2 exp(-32) (Hoeffding 1963).
 
     accumulate_dtype : the type in which C was accumulated, where this type is less precise than C's own.
-    compute_type     : the type to which the product rounded A and B, or the name of its products of slices.
+    compute_type     : the type to which the product rounded A and B, or the name of an emulation by slices ("ozaki").
 
     Returns a `Residual`, which is not `passed` where the bound is too large to distinguish C from zeros.
 
@@ -132,7 +132,7 @@ def residual(
     bound = 3 * float(np.sqrt(max(k, n) + 2)) * unit + rounded + stored
 
     def times_x(M: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return M X, and |M||X|, at most 8 times the 2-norms of rows as in `verify`."""
+        """Return M X, and |M||X| limited to 8 times the 2-norms of rows, as in `verify`."""
         image, size, most = apply(M, X, np.abs(X))
         return image, np.minimum(size, _UNLIKELY * np.sqrt(most)[:, None] * np.sqrt(size))
 

@@ -66,7 +66,7 @@ class KeptState:
 
     @contextmanager
     def read_only(self) -> Iterator[dict[str, Any]]:
-        """Yield a copy of the state; in the block its matrices are read-only, except on devices.  Local."""
+        """Yield a copy of the state; inside the `with` block its matrices are read-only, except on devices.  Local."""
         arrays = [x.stored for x in self._matrices.values() if devices.writeable(x.stored) and not devices.of(x.stored)]
         try:
             for x in arrays:
@@ -77,7 +77,7 @@ class KeptState:
                 x.flags.writeable = True
 
     def handed_over(self) -> dict[str, Any]:
-        """Return the state with writeable matrices, also views that were created in a block of `read_only`.  Local."""
+        """Return the state; its matrices, and views of them made inside `read_only`, are writeable again.  Local."""
         for x in self._matrices.values():
             with suppress(ValueError, AttributeError):  # read-only memory
                 x.stored.flags.writeable = True

@@ -63,9 +63,9 @@ class resilient:
 
     `r.comm` and `r.grid` have the surviving ranks; `r.recoveries` is the list of the `Recovery` records.
 
-    The class needs Open MPI 5 and `mpirun --with-ft ulfm`.  Elsewhere `r.why_not` has the reason, rank 0 prints the
-    reason, and the program runs as without this class: a rank that is killed ends the whole job.  After the block a
-    rank that is killed ends the job, too, with exit code 3.
+    The class needs Open MPI 5 and `mpirun --with-ft ulfm`.  Otherwise `r.why_not` says why the class has no effect,
+    rank 0 prints this reason, and a rank that is killed ends the whole job.  After the block a rank that is killed ends
+    the job, too, with exit code 3.
 
     Cost without a failure: after each step two allreduces and an agreement (MPI_Comm_agree) of all ranks, and an
     allgather of three words per matrix on each node.  Matrices outside of node-shared memory are copied to this memory:
@@ -149,7 +149,7 @@ class resilient:
         same block sizes, the first block at position (0, 0).  If any matrix is lost, `make` creates all matrices again.
 
         If no rank has failed, an exception on any rank is raised on all ranks.  After an exception on only one rank,
-        matrices cannot be used any more.  (With a reason in `r.why_not`, exceptions are raised as without this class.)
+        matrices cannot be used any more.  (If the class has no effect, exceptions are raised as without it.)
         """
         if not self._inside:
             raise GridError("r.run(...) must be called inside the block `with pdgemm.resilient() as r:`")
@@ -233,7 +233,7 @@ class resilient:
     def _shrink(self) -> list[int]:
         """Replace the communicator by one of the surviving ranks; return the failed ranks of the first communicator.
 
-        Raises on all ranks, where no rank has failed, the exception that ended the last step.
+        If no rank has failed, raises the exception that ended the last step, on all ranks.
         """
         with failures.detector.agreeing(), Wait():
             shrunk = self.comm.Shrink()

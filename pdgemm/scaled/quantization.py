@@ -54,7 +54,7 @@ def quantize(
     NaN stays NaN; int8 cannot hold it.  Rounding is to nearest, ties to even.
 
     Error: |q - a| <= u |a| + s d / 2, where u is 2^-4 for float8_e4m3fn and 2^-3 for float8_e5m2, and the least
-    positive number d is 2^-9 and 2^-16; for int8 u = 0 and d = 1; and before it a rounding of a / s to float32.
+    positive number d is 2^-9 and 2^-16; for int8 u = 0 and d = 1; plus the rounding of a / s to float32.
     Cost: nothing is sent for "block"; else all-reduces of the m, n or 1 largest elements.  Memory for one copy of A.
     Raises DTypeError, LayoutError, ArgumentError or DeviceError on every rank.
 
@@ -170,7 +170,7 @@ def _of_blocks(x: np.ndarray, mb: int, nb: int) -> np.ndarray:
 def _scales(largest: np.ndarray, top: float, powers: bool, wanted: Any) -> np.ndarray:
     """Return the scale at which the largest element becomes the largest number of the type; 1 where all elements are 0.
 
-    wanted : a number, which replaces all scales, or a word.
+    wanted : the argument `scales` of `quantize`; a number replaces all computed scales.
     """
     if isinstance(wanted, Real):
         return np.full(largest.shape, float(wanted))

@@ -61,7 +61,7 @@ class Scaled:
                 if x.dtype not in known:
                     raise DTypeError(f"{name} of a Scaled must be {dtypes.names(known)}, not {x.dtype}")
                 if x.device != devices.HOST:
-                    raise DeviceError(f"{name} of a Scaled are on the host, these are on {x.device}: use to_host")
+                    raise DeviceError(f"{name} of a Scaled must be on the host, these are on {x.device}: use to_host")
             scales.layout_in(values.grid)  # raises for a grid over other ranks
             block = _block(values.shape, scales.shape, block)
             known_scales = scales.local.astype(STRIP)
@@ -141,7 +141,7 @@ class Scaled:
         source: tuple[int, int] = (0, 0),
         order: Order = "C",
     ) -> Scaled:
-        """Return a copy in another layout, that of `DistMatrix.redistribute`; the scales are sent, too.  Collective.
+        """Return a copy in another layout, with the arguments of `DistMatrix.redistribute`.  Collective.
 
         Cost: two exchanges, of the values and of the scales.
         """

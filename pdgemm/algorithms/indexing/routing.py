@@ -160,12 +160,12 @@ class Routing:
     def to_rows(
         self, batch: Batch, Y: DistMatrix | None = None, *, beta: complex = 0, check: bool = True
     ) -> DistMatrix:
-        """Compute Y := R + beta Y, where R has the rows of all groups, see `Routing`.  Collective over the grid.
+        """Compute Y := R + beta Y: the j-th group of row i returns row ik + j of R.  Collective over the grid.
 
         batch : item g is (sizes[g], n), on the owner of g.
         Y     : DistMatrix (mk, n) in any layout over the same ranks, overwritten; not read if beta is 0.  Rows without
-                a group become beta Y.  None: Y is allocated, its rows on the ranks of the rows of the matrix that
-                `plan_grouped` was called with.
+                a group become beta Y.  None: Y is allocated; its row ik + j is on the ranks of row i of the
+                matrix that `plan_grouped` was called with.
 
         Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`; items that are not
         one array on the host are copied first.
@@ -192,7 +192,7 @@ class Routing:
         return new_array(shape, dtype, "C", self.grid, device)
 
     def new_result(self, width: int, dtype: np.dtype, device: Device | None) -> DistMatrix:
-        """Allocate a result (mk, width), whose rows are on the ranks of the matrix that was routed.  Local."""
+        """Allocate a result (mk, width): row ik + j is on the ranks of row i of the routed matrix.  Local."""
         rows, k = self._layout.rows, self.choices
         rows = BlockCyclic(rows.n * k, rows.block * k, rows.parts, rows.source, rows.skip * k)
         layout = Distribution(rows, self._layout.cols.resized(width))
@@ -304,7 +304,7 @@ class RoutedTransfer:
         self._buffers = ExchangeBuffers(self.plan, routing.grid.rank, devices.of(rows))
 
     def __call__(self) -> Recorder:
-        """Carry out the exchange; return the recorder of words and seconds.  Collective; all ranks have one plan."""
+        """Carry out the exchange; return the recorder of words and seconds.  Collective."""
         plan, buffers, grid, rows, X = self.plan, self._buffers, self._routing.grid, self._rows, self._matrix
 
         def scale_others(recorder: Recorder) -> None:

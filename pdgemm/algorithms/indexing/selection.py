@@ -89,7 +89,7 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 @repeated_if_unmapped
 def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
-    """Copy elements of X to Y, and set the report of Y.  Collective.   pairs : source and target rows, and columns."""
+    """Copy elements of X to Y, and set Y.report.  Collective.   pairs : indices in X and Y, of rows and of columns."""
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:
         where = devices.of(X.stored)
@@ -189,7 +189,7 @@ def _mask(key: Any, shape: tuple[int, int]) -> Any:
 
 
 def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
-    """Return a value in two dimensions that can be broadcast to these rows and columns.  Raises LayoutError."""
+    """Return a value as a 2-D array or matrix that can be broadcast to these rows and columns.  Raises LayoutError."""
     whole = tuple(len(x.indices) for x in places)
     what = value.distribution if isinstance(value, DistMatrix) else f"an array of shape {value.shape}"
     if not isinstance(value, DistMatrix):
@@ -239,7 +239,7 @@ def _set_under_mask(x: Array, where: Array, number: Any) -> None:
 
 
 def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
-    """Return the local indices of all `indices` that grid line `part` owns, and their positions in `indices`."""
+    """Return the local indices of the `indices` that grid row or column `part` owns, and their places in `indices`."""
     if isinstance(indices, range):
         window = dim.window(indices.start, indices.stop)
         return dim.local_window(indices.start, indices.stop, part), window.indices(part)

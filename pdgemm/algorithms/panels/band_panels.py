@@ -117,7 +117,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
                 gemm_accumulate(-1, L[r], R[c].T, 1, self._A[here])
 
     def _tiles(self, panel: Panel) -> list[tuple[Window, Window]]:
-        """Return slices of the trailing lower triangle: in the trailing local matrix, and in the local array."""
+        """Return each tile of the trailing lower triangle: its slices in the trailing and in the whole local array."""
         (i, j), plan = self._task.grid.coords, self._plan
         down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
         tiles = lower_tiles(self._rows, self._cols, (i, j), panel.stop, plan.n, SMALLEST)
@@ -149,7 +149,7 @@ class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
             self._reflect(side)
 
     def _reflect(self, side: OneSide) -> None:
-        """Factor the columns of X in a panel into (I - V T V^H) R, and subtract V T^H V^H X from the later columns X.
+        """Factor the columns of X in a panel into (I - V T V^H) R, and subtract V T^H V^H X from later columns of X.
 
         X is A, or A^T to factor rows of A.
         """

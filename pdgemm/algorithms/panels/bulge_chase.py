@@ -57,7 +57,7 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
             self._task.free(slot)
 
     def _carry_out(self, G: int, x: int, reflections: np.ndarray) -> None:
-        """Carry out the tasks of a tile, and store their reflections."""
+        """Carry out the tasks of tile (G, x) of `Chase`, and store their reflections."""
         at = 0
         for s, tasks in self._chase.part(G, x):
             last, own = self._last[s - G * self._chase.group], reflections[at : at + len(tasks)]

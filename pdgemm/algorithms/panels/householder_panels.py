@@ -226,7 +226,7 @@ class PivotedHouseholder(Householder):
         return self._tell(panel, self._schedule.ranks[0], pivots)
 
     def _reorder(self, panel: Panel) -> None:
-        """Reorder the columns of R above a panel as its owner has ordered the panel's columns."""
+        """Reorder the columns of R above a panel as the owner of its diagonal block has ordered its columns."""
         part, i = slice(panel.start, panel.stop), self._task.grid.coords[0]
         order = self._tell(panel, self._schedule.A.rank(panel.row, panel.col), self._orders[part])
         moves = RowMoves.to(np.arange(panel.start, panel.stop), panel.start + order)

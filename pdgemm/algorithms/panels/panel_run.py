@@ -132,10 +132,10 @@ def run_panels(
 def working_copy(
     A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
 ) -> tuple[DistMatrix, list[RunReport]]:
-    """Return a matrix with the elements of A that may be overwritten, and the report of its redistribution, if any.
+    """Return a matrix equal to A that may be overwritten, and a list with the report of its redistribution, if any.
 
     fits : the layout of A suits the algorithm; otherwise the copy has square blocks.
-    overwrite : the result may be A itself.   order, dtype : the result's; None: as A's.   Collective.
+    overwrite : the result may be A itself.   order, dtype : of the result; None: those of A.   Collective.
     """
     grid, order, dtype = A.grid if fits else A.grid.base, order or A.order, dtype or A.dtype
     if fits and overwrite and not A.conjugated and (A.order, A.dtype) == (order, dtype):

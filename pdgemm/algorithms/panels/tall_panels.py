@@ -172,7 +172,7 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
     """Compute A = Q R with real numbers > 0 on the diagonal of R, or return R = None on all ranks.  Collective.
 
     A : this rank's rows, possibly none.   copy : copies rows of A to Q.   Q : row-major, overwritten.  If A and Q are
-    on a device, it computes products and divisions; Q^H Q is copied to the host, and R to the device.
+    on a device, the device computes products and divisions; Q^H Q is copied to the host, and R to the device.
     tree : `gram_tree` of these rows.   m : the number of rows of all ranks.
 
     A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  A pass is the last one if it measures |Q^H Q - I|_F <= 1/2:

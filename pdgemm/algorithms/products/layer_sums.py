@@ -44,7 +44,7 @@ class LayerSums:
         self.done = 0  # number of windows added in this run
 
     def begin(self, to_c: Combine, recorder: Recorder) -> None:
-        """Begin a run."""
+        """Begin a run: `to_c` stores sums in C, and `recorder` counts words and seconds."""
         self._to_c, self._recorder, self._pending, self.done = to_c, recorder, None, 0
         self._call.transfers.used(recorder)
 

@@ -65,7 +65,7 @@ def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], ob
             return
         what = f"{X!r} was redistributed, and its elements have changed: a bit has flipped"
         if again is None or repeats == REPEATS or checksum(X) != expected:  # X may have changed, or X is Y
-            raise CorruptionError(f"{what}{f' in {repeats} further copies' if repeats else ''}; make the matrix again")
+            raise CorruptionError(f"{what}{f', also in {repeats} repeats' if repeats else ''}; make the matrix again")
         if Y.grid.comm.rank == 0:
             say(f"{what}; the redistribution is repeated")
         again()

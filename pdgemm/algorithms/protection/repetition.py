@@ -54,7 +54,7 @@ def protected(
         )  # the ranks whose part of C has other bits in the repetition
         if verdict.wrong and flipped and repeats == REPEATS:
             raise CorruptionError(
-                f"a bit has flipped on {flipped}: {REPEATS + 1} products differ, and in the last {rows}: "
+                f"a bit has flipped on {flipped}: {REPEATS + 1} products differ, and in the last one {rows}: "
                 "take that node out of the job"
             )
         if verdict.certain and repeats and not flipped:
@@ -79,7 +79,7 @@ def _line(rows: str, repeats: int, flipped: str, again: bool) -> str:
     if not repeats:
         return f"{rows}; the product is repeated"
     if not flipped:
-        return "the repetition has the same bits: no bit has flipped, these rows have larger rounding errors"
+        return "the repetition has the same bits: no bit has flipped, these rows have large rounding errors"
     what = f"{rows}; it is repeated once more" if again else "C is the result of the repetition"
     return f"the repetition has other bits: a bit has flipped on {flipped}; {what}"
 

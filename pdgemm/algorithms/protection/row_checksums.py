@@ -279,7 +279,7 @@ class RowChecksums:
     def _times(
         self, X: DistMatrix, x: np.ndarray, sizes: Sizes | None = None, join: np.ufunc = np.add
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the product of this rank's part of X with x, and the sizes of the part's rows, joined over slabs.
+        """Return the product of this rank's part of X with x, and the sizes of its rows, joined over slabs by `join`.
 
         sizes : is called with a slab and the slice of its columns; returns the sizes of the slab's rows.
         """

@@ -325,7 +325,7 @@ def test_batches_that_cannot_be_made(comm: Any) -> None:
         (LayoutError, "pass numpy.ascontiguousarray", Batch.from_local, ([np.zeros((8, 8))[::2, ::2]], comm)),
         (DTypeError, "one dtype.*got float32, float64", Batch.from_local, ([x[0], x[0].astype("f4")], comm)),
         (DTypeError, "native byte order, got >f8", Batch.from_global, (x.astype(">f8"), comm)),
-        (LayoutError, r"for each of 4 items, got \[0, 0\]", Batch.from_global, (x, comm, [0, 0])),
+        (LayoutError, r"for each of 4 items; got \[0, 0\]", Batch.from_global, (x, comm, [0, 0])),
         (LayoutError, r"owner must be a list of ranks below .*-1", Batch.from_global, (x, comm, [0, 0, 0, -1])),
         (LayoutError, r"owner must be a list of ranks below .*0.5", Batch.from_global, (x, comm, [0, 0, 0, 0.5])),
         (ArgumentError, "root 9 is not one of", Batch.from_global(x, comm).to_global, (9,)),

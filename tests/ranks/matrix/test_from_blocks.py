@@ -193,8 +193,8 @@ def test_bad_blocks_raise_on_all_ranks(comm: Any) -> None:
         (LayoutError, r"rows 0:3, columns 0:3 are 3 x 3 elements, the block is of shape \(2, 3\)", x, {"rows": (0, 3)}),
         (LayoutError, r"a block has two dimensions, got an array of shape \(2,\)", x[:, 0], {"rows": (start, stop)}),
         (ArgumentError, r"needs the place of each block: rows=\(start, stop\)", x, {}),
-        (ArgumentError, "axis is 0 or 1, without rows and cols; got axis=2", x, {"axis": 2}),
-        (ArgumentError, "axis is 0 or 1, without rows and cols", x, {"axis": 0, "rows": (0, 2)}),
+        (ArgumentError, "axis must be 0 or 1, without rows or cols; got axis=2", x, {"axis": 2}),
+        (ArgumentError, "axis must be 0 or 1, without rows or cols", x, {"axis": 0, "rows": (0, 2)}),
         (ArgumentError, "rows is a list of 1 ranges for 2 blocks", [x, x], {"rows": [(0, 2)]}),
         (ArgumentError, r"rows are taken in steps of 1, got slice\(0, 4, 2\)", x, {"rows": slice(0, 4, 2)}),
         (ArgumentError, r"rows are a pair \(start, stop\), a slice or a range, got 5", x, {"rows": 5}),
@@ -212,7 +212,7 @@ def test_bad_blocks_raise_on_all_ranks(comm: Any) -> None:
         if comm.size > 1:
             with pytest.raises(LayoutError, match=r"two blocks overlap: rows 0:2, columns 0:3 of rank \d and rows 0:2"):
                 DistMatrix.from_blocks(x, grid=grid, rows=(0, 2))
-            with pytest.raises(DTypeError, match=r"of one dtype, got float64 \(rank 0\) and float32"):
+            with pytest.raises(DTypeError, match=r"must have one dtype, got float64 \(rank 0\) and float32"):
                 DistMatrix.from_blocks(x.astype("f4") if comm.rank else x, grid=grid, axis=0)
             with pytest.raises(LayoutError, match=r"the same number of columns, got 3 \(rank 0\) and 2 \(rank"):
                 DistMatrix.from_blocks(x[:, :2] if comm.rank == 1 else x, grid=grid, axis=0)
