@@ -265,7 +265,7 @@ class _Multiply:
         self.alike = set(types) == {self.factors} and not any(conjugate)
         self.unscaled = (self.alpha, self.beta) == (1, 0) and not integers
         need = self._item_bytes(*mnk)
-        # allocated before the check, large enough for whole items; large items of one type need none
+        # allocated before ranks agree, with room for any whole item; large items of one type need none
         self.workspace = np.empty(max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum())), np.uint8)
 
     def _item_bytes(self, m: Any, n: Any, k: Any) -> Any:

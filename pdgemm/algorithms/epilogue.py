@@ -200,7 +200,7 @@ class EpilogueRun:
         buffer = workspace.sums
         self.sums = C if buffer is None else type(C)(buffer, C.grid, C.distribution, C.order)
         assert plan.problem.ending is not None
-        self._moved = [x.name for x in plan.problem.ending.moved]  # in one order on all ranks
+        self._moved = [x.name for x in plan.problem.ending.moved]  # in the same order on all ranks
         self.sources: dict[str, Array] = {name: self._source(name) for name in self._moved}
 
     def _operand(self, name: str) -> Any:

@@ -239,7 +239,7 @@ class Prepared:
             exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
             if device := devices.of(a):
-                device.current_stream().synchronize()  # the caller's work may still write to A and B
+                device.current_stream().synchronize()  # kernels of the caller may still write to A and B
             self._peers = NodeArrays(A.grid, **exposed)
         transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
         call = self._call = Call(

@@ -117,7 +117,7 @@ class FullProduct(NamedTuple):
 
     transa: str
     transb: str
-    dtype: np.dtype | None = None  # the type of a new C; None: as for these operands without scales
+    dtype: np.dtype | None = None  # the type of a new C; None: that of unscaled operands of these types
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A), op(B) and C after checking that they match.  Local."""

@@ -56,7 +56,7 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     If one matrix was redistributed, the report is that of its redistribution, else a tuple of reports.
     """
     matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
-    if any(isinstance(x, np.matrix) for x in inputs):  # a matter of type, so all ranks raise
+    if any(isinstance(x, np.matrix) for x in inputs):  # depends only on types, so all ranks raise
         raise TypeError(f"{name} of a DistMatrix and a numpy.matrix, whose * is a product: pass numpy.asarray(x)")
     inputs = [
         x if isinstance(x, MatrixBase) else to_host(devices.adopted(x)) if np.ndim(x) else as_number(x) for x in inputs
@@ -364,7 +364,7 @@ FUNCTIONS |= {
     "numpy.astype": lambda x, dtype, copy=True: x.astype(_dtype(dtype), copy),
 }
 
-# functions of `pdgemm.statistics` and `pdgemm.linalg`, modules above this folder, with NumPy's parameters in its order
+# functions of `pdgemm.statistics` and `pdgemm.linalg`, modules above this folder; parameters are in NumPy's order
 _RANKED = ("median", "percentile", "quantile")
 _STATISTICS = ("sort", "cumsum", "histogram", *_RANKED)
 _WITHOUT_NAN = (f"nan{name}" for name in ("sum", "prod", "min", "max", "mean", "var", "std", *_RANKED))

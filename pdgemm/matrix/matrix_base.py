@@ -225,7 +225,7 @@ class MatrixBase:
 
 
 def on_diagonal(A: MatrixBase, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the local rows and columns of this rank's elements of a diagonal."""
+    """Return the local row and column indices of this rank's elements on a diagonal."""
     rows, cols = A.indices()
     j = cols.searchsorted(rows + offset)  # both ascend
     i = np.flatnonzero((j < len(cols)) & (np.append(cols, 0)[j] == rows + offset))

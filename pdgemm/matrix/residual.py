@@ -23,7 +23,7 @@ from pdgemm.names import ComputeType, DType
 from pdgemm.support.agreement import together
 
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # M X, |M| size, and the largest |element| of each row of M
-_UNLIKELY = 8  # standard deviations
+_UNLIKELY = 8  # standard deviations, which a sum of errors with random signs hardly ever exceeds
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class KeptState:
             self._matrices = {name: x for name, x in self.state.items() if isinstance(x, DistMatrix)}
             arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
             agreed.flag = not all(_is_readable(x.stored, grid) for x in self._matrices.values())
-        self._lost = bool(agreed.flag)  # with any rank that fails: its matrices cannot be read
+        self._lost = bool(agreed.flag)  # True: matrices of a rank that fails cannot be read
         for x in copies.values():
             x.shared = not self._lost
         if self._matrices and not self._lost:

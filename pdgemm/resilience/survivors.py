@@ -89,7 +89,7 @@ class resilient:
 
     def __enter__(self) -> Self:
         nested = failures.detector.guards()
-        if not self.why_not and failures.failed_ranks(self.comm):  # all surviving ranks know
+        if not self.why_not and failures.failed_ranks(self.comm):  # known to all surviving ranks
             raise GridError(
                 "ranks of this communicator have failed; r.comm of the previous block has the surviving ranks"
             )
@@ -197,7 +197,7 @@ class resilient:
                     bits = 0
 
     def _raise(self) -> None:
-        """Raise on all ranks the exception of the lowest rank that has one not caused by a failed rank.  Collective."""
+        """Raise an exception on all ranks: the first, in the order of ranks, not due to a failed rank.  Collective."""
         error = None if failures.is_of_failure(self._error) else self._error
         if error is None or isinstance(error, Exception):
             agree(self.comm, error)
@@ -246,7 +246,7 @@ class resilient:
         if gone.size:
             self._in_vain = 0
             return [*MPI.Group.Translate_ranks(gone, [*range(gone.size)], self._first)]
-        with suppress(MPI.Exception):  # a rank fails just now
+        with suppress(MPI.Exception):  # another rank may fail in this call
             self._raise()
         self._in_vain += 1  # no rank has an exception if MPI reported one failure twice
         if self._in_vain > _IN_VAIN:

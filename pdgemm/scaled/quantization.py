@@ -23,7 +23,7 @@ from pdgemm.schedules.products.scales import STRIP
 from pdgemm.support.agreement import together
 
 SHARING = ("tensor", "row", "column", "block")  # the elements that share a scale
-_LEAST, _MOST = 2.0**-126, float(np.finfo(np.float32).max)  # scales of float32
+_LEAST, _MOST = 2.0**-126, float(np.finfo(np.float32).max)  # smallest and largest float32 scale
 
 
 def quantize(

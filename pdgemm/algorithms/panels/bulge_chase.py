@@ -22,7 +22,7 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
     """Reduces a band to tridiagonal form by chasing bulges; the result is in `bulges` of the first rank.
 
     bulges : the band, the same on every rank on entry.
-    reflections : overwritten with the reflections of this rank's tasks; a task reflects b rows once (`Chase`).
+    reflections : overwritten with the reflections of this rank's tasks; a task is one reflection of b rows (`Chase`).
 
     Cost: 6 n^2 b flops in all; about 6 n b^2 words between two neighbours.
     """

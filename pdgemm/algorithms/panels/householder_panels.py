@@ -262,7 +262,7 @@ class PivotedHouseholder(Householder):
         self._pivots.drawn.append(number)
 
     def _follow(self, panel: Panel) -> None:
-        """Update the sketch, on the first rank, to the trailing matrix after a panel, by the panel's rows of R."""
+        """Update the first rank's sketch after a panel: use its rows of R to sketch the new trailing matrix."""
         plan, task, (i, j) = self._schedule, self._task, self._task.grid.coords
         gathering, w = plan.gathering(panel), panel.width
         parts, ends = self._pivots.rows[: gathering.words], gathering.offsets.tolist()

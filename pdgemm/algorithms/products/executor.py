@@ -60,7 +60,7 @@ class Call(Generic[Planned]):
         return self.transfers.poll if self.grid.ranks_per_node and not self.product.device else None
 
     def multiply_c(self, beta: Any, recorder: Recorder) -> None:
-        """Compute C := beta C; called if no product is formed."""
+        """Compute C := beta C; called if there is nothing to multiply."""
         with recorder.phase("compute"):
             store(self.C, None, self.to_c(beta), within=self.product.kept(self.grid.comm.rank))
 

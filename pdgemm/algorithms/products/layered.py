@@ -1,4 +1,4 @@
-"""Algorithms that split the inner dimension: 2.5D and 3D over layers of ranks, the inner product over single ranks.
+"""Algorithms that split the inner dimension: 2.5D and 3D over layers of ranks, "inner" over all ranks.
 
 Solomonik & Demmel, Euro-Par 2011; Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
 """

@@ -1,4 +1,4 @@
-"""The scales of an operand of low precision: a rank multiplies the panels that it has received by them."""
+"""The scales of an operand of low precision, by which a rank multiplies the panels that it has received."""
 
 from __future__ import annotations
 

@@ -109,12 +109,12 @@ def zero() -> np.ndarray:
 
 
 def text(comm: MPI.Comm, total: np.ndarray) -> str:
-    """Reduce the sum over all ranks, and return it as text.  Collective over `comm`."""
+    """Add up the sums of all ranks, and return the total as text.  Collective over `comm`."""
     return texts(comm, total)[0]
 
 
 def texts(comm: MPI.Comm, totals: np.ndarray) -> list[str]:
-    """Reduce a sum for each matrix over all ranks, and return the sums as texts.  Collective over `comm`."""
+    """Add up the sums of all ranks for each matrix, and return the totals as texts.  Collective over `comm`."""
     whole = totals.copy()
     comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
     return [as_text(total) for total in whole.tolist()]

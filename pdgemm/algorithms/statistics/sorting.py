@@ -90,7 +90,7 @@ def elements_of(keys: Array, dtype: np.dtype) -> Array:
 
 
 def at_places(keys: Array, places: np.ndarray, comm: MPI.Intracomm) -> np.ndarray:
-    """Return the keys at some positions, counted from 0, of the sorted keys of all ranks.  Collective.
+    """Return the keys at the positions `places`, counted from 0, of the sorted keys of all ranks.  Collective.
 
     Cost: one allreduce for each byte of a key, of 255 counts for each position.
     """
