@@ -37,8 +37,8 @@ def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> An
         before = vectors_so_far()
         report = check(grid, *args, device="fake", **{"mover": mover} | options)
         assert comm.allgather(device.races) == [[]] * comm.size
-        gathered = (vectors_so_far() - before).counted  # only for the comparison, through the host
-        if run[0] == "nccl":  # which also redistributes matrices and adds up partial sums
+        gathered = (vectors_so_far() - before).counted  # messages of the comparison
+        if run[0] == "nccl":  # NCCL also redistributes matrices and reduces partial sums
             assert device.messages == gathered.messages_sent + gathered.messages_received
     return report
 
@@ -64,10 +64,10 @@ def test_every_way_of_moving(comm: Any, algorithm: str) -> None:
         if comm.size == 1 or not all(mnk):
             continue
         way, shifted = run[0], "cannon" in (report.algorithm, report.inside)
-        if shifted and way in READ:  # blocks are copied from the neighbours' memory
+        if shifted and way in READ:  # Cannon copies blocks from the neighbours' memory
             assert report.mover == way and report.counted.words_sent == 0
             assert report.counted.words_read == report.counted.words_received
-            assert report.counted.messages_sent == 0 or max(shape) > 2  # initial blocks are read without signals
+            assert report.counted.messages_sent == 0 or max(shape) > 2  # small grids need no signals
         elif report.algorithm in ("summa", "cannon", "stationary_a", "stationary_b", "2.5d"):
             assert report.mover == ({"ring": "shift", "ibcast": "shift"}.get(way, way) if shifted else way)
         elif way == "nccl":
