@@ -125,10 +125,10 @@ def test_a_known_machine_is_found(comm: Any, known: Any, way: str) -> None:
     others, staged = comm.size - 1, WAYS[way].staged
     bus = staged / BUS
     bytes_of = {
-        "ring": MESSAGE[1] + bus * (1 + 1 / others),  # copies of all parts
+        "ring": MESSAGE[1] + bus * (1 + 1 / others),  # a copy of each received part, and one of the own part
         "shift": MESSAGE[1] + 2 * bus,
         "reduce": MESSAGE[1] + bus * comm.size / others + (1 + 1 / others) / COPY,
-        "exchange": (NCCL[1] if way == "nccl" else MESSAGE[1]) + (2 + 1 / others) / COPY,  # packed and unpacked by kernels
+        "exchange": (NCCL[1] if way == "nccl" else MESSAGE[1]) + (2 + 1 / others) / COPY,  # kernels pack
     }
     for kind, beta in bytes_of.items():
         assert near(found.intra[kind].beta, beta), kind
