@@ -1,4 +1,4 @@
-"""Rows that are sent to the owners of their groups, multiplied and sent back, against NumPy row by row."""
+"""Rows are sent to the owners of their groups, multiplied and sent back; each row is compared with NumPy's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.local.arrays import dtypes
 
 pytestmark = pytest.mark.mpi
 
-TYPES = [  # of X, W, Y and accumulation
+TYPES = [  # (types of X, of W, of Y, of sums)
     ("float64", "float64", None, None),
     ("float32", "float32", "float32", None),
     ("complex64", "complex64", "complex128", None),
@@ -37,7 +37,7 @@ def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
 
 
 def weights(comm: Any, rng: np.random.Generator, shapes: list[tuple[int, int]], dtype: Any) -> tuple[Any, Any]:
-    """Return a matrix for each group, on a rank drawn at random, and all of them."""
+    """Return a batch with a matrix for each group, on random ranks, and the list of these matrices."""
     whole = [drawn(rng, shape, dtype) for shape in shapes]
     owner = rng.integers(0, comm.size, len(shapes))
     return Batch.from_global(whole or np.zeros((0, 0, 0), dtype), comm, owner), whole
@@ -51,9 +51,9 @@ def check_rows(
     x: np.ndarray, w: list[np.ndarray], groups: np.ndarray, y0: np.ndarray, y: np.ndarray, alpha: Any, beta: Any,
     accumulate: Any = None,
 ) -> None:  # fmt: skip
-    """|y - y^| <= (d + 4) eps (|alpha| |x| |w| + |beta| |y0|) + 2 eps(Y) (|alpha x w| + |beta y0| + |y^|) for each row.
+    """Check |y - y^| <= (d + 4) eps (|alpha| |x| |w| + |beta| |y0|) + 2 eps(Y) (|alpha x w| + |beta y0| + |y^|).
 
-    Higham 2002, 3.5; complex arithmetic times 2 sqrt 2; the product is rounded to the type of Y, and so is the sum.
+    Higham 2002, 3.5; for complex numbers times 2 sqrt 2.  The product and the sum are each rounded to the type of Y.
     """
     flat, wide = groups.ravel(), "D" if y.dtype.kind == "c" else np.int64 if y.dtype.kind == "i" else "d"
     assert y.shape == (len(flat), y0.shape[1])
@@ -75,7 +75,7 @@ def check_rows(
 
 
 def words_of(X: Any, rows: np.ndarray, groups: np.ndarray, owner: np.ndarray) -> int:
-    """Return the number of elements in rows of X that are on another rank than the owner of their group."""
+    """Return the number of elements of these rows of X that are not on the rank that owns their group."""
     layout = X.layout_in(X.grid)
     i, j = layout.distribution.owner(*np.ix_(rows, np.arange(X.shape[1])))
     ranks = np.array(layout.rank_map)[i * layout.distribution.cols.parts + j]
@@ -118,7 +118,7 @@ def test_forward_and_backward_of_a_layer_reuse_the_routing(comm: Any, grids: lis
 
 
 def test_rows_sorted_by_group_are_sent_back_to_their_places(comm: Any) -> None:
-    """The plans of both directions differ, although both keep the order of all rows."""
+    """Rows that are sorted by group: both directions keep their order, but by different plans."""
     x = np.random.default_rng(5).standard_normal((6 * comm.size, 4))
     for groups in (np.zeros(len(x), int), np.arange(len(x)) // 6):
         for block in (None, 6):
@@ -255,11 +255,11 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             assert np.array_equal(Y.local, before)
         with pytest.raises(TypeError, match="cannot be pickled"):
             routing.__reduce__()
-        matmul_batched(routing.to_groups(X), W)  # the ranks still agree
+        matmul_batched(routing.to_groups(X), W)  # after the errors, ranks can still communicate
 
 
 def test_an_epilogue_with_a_bias_for_each_group(comm: Any) -> None:
-    """Also if Y is narrower than its sums; rows in no group are 0, and Y's old values are not read."""
+    """Also if Y is narrower than its sums; rows without a group are 0, and Y's old values are not read."""
     rng = np.random.default_rng(3)
     x, groups = drawn(rng, (29, 7), "float32"), rng.integers(-1, 4, 29)
     for shape in grid_shapes(comm.size):
