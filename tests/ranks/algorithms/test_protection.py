@@ -125,7 +125,7 @@ def test_a_flip_on_the_way_to_another_layout_is_repaired(comm: Any, monkeypatch:
 def test_a_permanent_fault_raises_on_all_ranks(
     comm: Any, monkeypatch: pytest.MonkeyPatch, grid: Any, dtype: str, beta: float
 ) -> None:
-    """"repair" raises after four runs, "detect" after the first.  Repetitions start from C on entry."""
+    """With "repair" after four runs, with "detect" after the first.  Repetitions start from C on entry."""
     a, b = operands(dtype)
     bit = np.finfo(dtype).nmant + 2
     A, B, C0 = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b, a - b))

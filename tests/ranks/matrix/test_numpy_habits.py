@@ -114,7 +114,7 @@ RIGHT: list[Callable[[Any], Any]] = [
     lambda a: (np.concatenate((a, a[:, :3]), axis=1), np.concatenate((a.T, a.T), axis=-2)),
 ]
 
-# refused expressions, the exception, and the alternative that it names
+# (refused expression, exception, the alternative that it names)
 REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda a: a[a > 0.5], IndexError, "numpy.where"),
     (lambda a: a[[0, 1], [0, 1]], IndexError, "numpy.ix_"),
