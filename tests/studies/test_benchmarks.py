@@ -1,4 +1,4 @@
-"""Benchmarks of pdgemm by itself and of its linear algebra, small: they run, and report all comparisons."""
+"""Benchmarks of pdgemm alone, and beside other libraries, with small sizes: they report all comparisons."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_benchmarks_report_all_comparisons(options: str) -> None:
 
 @jobs.needs_mpiexec
 def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
-    """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
+    """All contenders are reported; ScaLAPACK only if scripts/benchmarks/setup_peers.sh has compiled its driver."""
     options = ["--quick", "--functions", "cholesky,trmm", "--json", tmp_path / "linalg.json"]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_linalg.py", *options))
     assert done.returncode == 0, done.stderr
@@ -79,7 +79,7 @@ def test_jobs_beside_numpy(tmp_path: Path) -> None:
         (line,) = (x for x in done.stdout.splitlines() if x.startswith(f"    {name}: "))
         parts = {x.split()[0]: float(x.split()[1]) for x in line.rpartition(": ")[2].split(", ")}
         assert [*parts] == ["start", "read", "product", "write", "save"] and parts["start"] > 0
-        assert sum(parts.values()) == pytest.approx(seconds[name], abs=0.03)  # each of them is rounded
+        assert sum(parts.values()) == pytest.approx(seconds[name], abs=0.03)  # each number is rounded
 
 
 @jobs.needs_mpiexec
