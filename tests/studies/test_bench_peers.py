@@ -136,7 +136,7 @@ def peers_job(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_contender_uses_the_kernel_of_numpy(
     known: str, said: str, stream: str, kernel: str, unlike: str, nearest: str, monkeypatch: Any, peers_job: Any
 ) -> None:
-    """A contender uses NumPy's kernel, or the nearest that it supports, and one thread, whatever the user's variables."""
+    """A contender uses NumPy's kernel, or the nearest that it supports, and one thread, whatever the user has set."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     monkeypatch.setenv("MKL_NUM_THREADS", "4")
     program = FAKE.format(known=known, said=said, stream=stream).replace("{", "{{").replace("}", "}}")

@@ -93,7 +93,8 @@ def test_one_legend_and_a_warning_beside_the_error(tmp_path: Path) -> None:
         assert len(re.findall(f"<text[^>]*>{label}</text>", text)) == 1, label
     errors = re.findall(r"<td[^>]*>([-+]\d+[^<]*)</td>", text)
     assert errors and all(x.endswith(" (uncalibrated)") for x in errors)
-    assert re.search(r"<text[^>]*>64</text>", text) and not re.search(r"<text[^>]*>128</text>", text)  # for 1 to 8 ranks
+    # measured: 1 to 8 ranks
+    assert re.search(r"<text[^>]*>64</text>", text) and not re.search(r"<text[^>]*>128</text>", text)
 
 
 def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_pictures(tmp_path: Path) -> None:
     study(tmp_path / "s.jsonl", *strong())
     assert plotted(tmp_path, "r.png").returncode == plotted(tmp_path, "r.SVG").returncode == 0
     data = (tmp_path / "r.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(data[16:20], "big") == 2240  # width: 11.2 inches at 200 dpi
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(data[16:20], "big") == 2240  # 11.2" at 200 dpi
     text = (tmp_path / "r.SVG").read_text()
     for said in ("time of one product [s]", "efficiency [%]", "predicted, not calibrated", "(e) Where the"):
         assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", text)

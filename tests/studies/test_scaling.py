@@ -174,7 +174,7 @@ def listening(folder: Path) -> list[int]:
     [signal.SIGTERM, -signal.SIGUSR1, *(pytest.param(x, marks=thorough) for x in (signal.SIGINT, signal.SIGUSR1))],
 )
 def test_a_study_ended_by_a_signal_keeps_its_records(measured: Path, tmp_path: Path, number: int) -> None:
-    """The signal ends the second case, which would take minutes.   number : if negative, the signal is sent to mpiexec."""
+    """The signal ends the second case, which would take minutes.   number : a negative one is sent to mpiexec."""
     path = Path(shutil.copy(measured / "s.jsonl", tmp_path))
     with started(tmp_path, jobs.python(0, "-m", "pdgemm", "scaling", *SMALL, *ENDLESS), **TEXTS) as run:
         assert until(lambda: len(listening(tmp_path)) == 2)

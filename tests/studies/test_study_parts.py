@@ -196,7 +196,7 @@ for number in map(int, sys.argv[-1].split(",")):
     ("act", "code", "statuses", "said"),
     [
         ("pass", 0, ["ok"] * 6, ""),
-        # the first case of two ranks ends its job with an error, or the job of three ranks ends silently
+        # a case ends its job: with an error, silently, or by a signal
         ("if number == 3: sys.exit('gone')", 1, ["ok"] * 3 + ["failed"] + ["ok"] * 2, "exit code 1: gone"),
         ("if number == 2: sys.exit(0)", 1, ["ok", "ok", "failed", "ok", "ok", "ok"], ""),
         ("import os; number == 4 and os.kill(os.getpid(), 9)", 1, ["ok"] * 4 + ["failed", "ok"], "exit code 137"),

@@ -280,7 +280,7 @@ def hard(m: int, n: int) -> dict[str, np.ndarray]:
 
 
 def check(A: Any, whole: np.ndarray, Q: Any, R: Any) -> None:
-    """Check |Q^H Q - I|_F <= 3 (n + 1) eps, |A - Q R|_1 / (m |A|_1) <= 3 eps, as SLATE's test_geqrf; R is triangular."""
+    """Check |Q^H Q - I|_F <= 3 (n + 1) eps, |A - Q R|_1 / (m |A|_1) <= 3 eps, as SLATE does; R is triangular."""
     (m, n), h, eps = whole.shape, min(whole.shape), np.finfo(whole.dtype).eps
     q, r = Q.allgather(), R.allgather()
     assert q.shape == (m, h) and r.shape == (h, n) and q.dtype == r.dtype == whole.dtype
