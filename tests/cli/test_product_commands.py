@@ -66,7 +66,7 @@ def test_types_of_operands_and_of_sums(folder: Path) -> None:
 
 
 def test_generate_multiply_and_verify(tmp_path: Path) -> None:
-    """generate, multiply with all options, verify; in JSON."""
+    """`generate`, `multiply` with all options, and `verify`, with their output in JSON."""
     shapes = {"a": ["70x50"], "b": ["90x50", "--kind", "normal", "--seed", "3"], "c": ["70x90", "--seed", "9"]}
     scalars = ["--alpha", "2-1j", "--beta", "0.5", "--transb", "C"]
     both = ["a.h5:/m", "b.h5:/m"]
@@ -96,7 +96,7 @@ def test_generate_multiply_and_verify(tmp_path: Path) -> None:
 
 
 def test_one_dataset_as_a_and_b_is_read_once(folder: Path) -> None:
-    """Also under two names, and for all pairs of ops.  It is read twice if the memory limit is too small for one copy.
+    """Also under two names, and for all pairs of ops.  It is read twice if one copy needs buffers beyond the limit.
 
     The product may use another grid than the matrices.
     """

@@ -185,7 +185,7 @@ class TestOnRanks:
 def test_paths_and_names_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "multiply").touch()
-    scripts = ["a.py x", "/no/such/thing.py", "--debug a.py", "-m timeit", "-c pass", "-", "."]  # . has a __main__.py
+    scripts = ["a.py x", "/no/such/thing.py", "--debug a.py", "-m timeit", "-c pass", "-", "."]  # "." has a __main__.py
     others = ["multiply a.h5:/x", "multiply", "--help", "--debug", "--debug multiply", "nothing", "", "-c"]
     assert [x for x in (*scripts, *others) if script.is_script(x.split())] == scripts
 

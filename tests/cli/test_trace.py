@@ -1,4 +1,4 @@
-"""Timelines: records equal the figures of reports, on one clock, in the format that viewers read."""
+"""Timelines: spans equal the figures of reports, and ranks have one clock; the format of viewers; profiles."""
 
 from __future__ import annotations
 

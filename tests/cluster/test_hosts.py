@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "hosts.sh"
 
 
 def hosts(*arguments: str, **environment: str) -> Any:
-    """Run `scripts/hosts.sh ARGUMENTS` to its end."""
+    """Run `scripts/hosts.sh ARGUMENTS`; return the finished process."""
     return jobs.run([SCRIPT, *arguments], timeout=60, **environment)
 
 
@@ -161,7 +161,7 @@ def test_several_at_a_time_and_a_killed_one_leaves_nothing(tmp_path: Path) -> No
 
 
 def benchmark(script: str, *options: str, folder: Path) -> Any:
-    """Return the JSON that a benchmark between hosts writes, and its output."""
+    """Run a benchmark on two hosts; return the JSON that it writes, and its output."""
     words = [*options, "--hosts", "2x1", "--json", str(folder / "measured.json")]
     done = jobs.run(jobs.python(0, SCRIPT.parent / "benchmarks" / script, *words))
     assert done.returncode == 0, done.stderr
@@ -169,7 +169,7 @@ def benchmark(script: str, *options: str, folder: Path) -> Any:
 
 
 def test_linear_algebra_over_its_limit(open_mpi: None, tmp_path: Path) -> None:
-    """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
+    """The report has ratios of times over the limit of the cables, for pdgemm and, if installed, ScaLAPACK."""
     measured, text = benchmark("bench_linalg.py", "--quick", "--functions", "lu", folder=tmp_path)
     assert measured["hosts"] == "2x1" and measured["ranks"] == 2 and "--inside" not in measured["command"]
     limit, pdgemm, scalapack = measured["results"]

@@ -260,7 +260,7 @@ def test_a_job_with_checkpoints_is_queued_again(batch: Batch) -> None:
 
 
 def test_training_is_queued_again(batch: Batch) -> None:
-    """It is requeued before the time limit, and resumes from the state saved last."""
+    """A training job is requeued before its time limit, and resumes from the last saved state."""
     sizes = "--hidden 16 --sequence 16 --layers 2 --batch 4"
     how = "--steps 600 --every 50 --show 200 --no-report"
     words = f"{CHECKOUT}/docs/examples/gpt/train.py {sizes} {how}".split()
@@ -276,7 +276,7 @@ def test_training_is_queued_again(batch: Batch) -> None:
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=thorough)], ids=["cancelled", "killed"])
 def test_a_job_that_ends_in_a_product_harms_no_file(batch: Batch, killed: bool) -> None:
-    """By plain scancel, which signals all processes at once, and by kill -9 of the ranks."""
+    """The job is ended by plain scancel, which signals all processes at once, or by kill -9 of the ranks."""
     with batch.unharmed():
         job = batch.submit("many_nodes.sbatch", shape=(2, 2), **batch.changed(SLOW_PRODUCT))
         job.printed("read b.h5")
@@ -294,7 +294,7 @@ def test_a_job_that_ends_in_a_product_harms_no_file(batch: Batch, killed: bool) 
 
 
 def test_cancelled_steps_are_failures(batch: Batch, site: str) -> None:
-    """Open MPI's mpirun exits with 0 when the step of its daemons is cancelled."""
+    """A cancelled step fails the job, although Open MPI's mpirun then exits with 0."""
     if "--bind-to" not in Path(site).read_text():
         pytest.skip("another mpirun continues without its daemons")
     job = batch.submit("many_nodes.sbatch", shape=(2, 2), **batch.changed(SLOW_PRODUCT))

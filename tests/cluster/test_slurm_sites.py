@@ -53,7 +53,7 @@ def test_a_site_file_with_missing_settings(batch: Batch, name: str, value: str, 
 
 
 def test_which_site_file_is_read(batch: Batch, site: str) -> None:
-    """The user's site file has precedence over that of the scripts; missing settings are named in an error."""
+    """The scripts' site file names missing settings; the user's site file has precedence."""
     del batch.variables["PDGEMM_SITE"]
     batch.variables["XDG_CONFIG_HOME"] = str(batch.folder)
     assert f"{SCRIPTS}/site.sh: PDGEMM_VENV is not set" in batch.refused("one_node.sbatch")

@@ -29,7 +29,7 @@ def drawn(study: Path) -> None:
 
 
 def test_strong_scaling(batch: Batch) -> None:
-    """On 1, 2, ... and all ranks of the allocation; finished cases are not measured again."""
+    """A study measures on 1, 2, ... and all ranks of the allocation; finished cases are not measured again."""
     job = batch.completed("strong.sbatch", shape=(1, 3), **STUDY)
     results = batch.folder / "study" / "strong.jsonl"
     shapes = [(64, 64, 64), (48, 80, 96)]

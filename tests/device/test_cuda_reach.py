@@ -190,7 +190,7 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
             "select": a.take(order, across),
             "cholesky": np.linalg.cholesky(a @ a.T),
         }
-        expected |= {"epilogue": a @ a + 2}  # C = 1 is read again for the repetition
+        expected |= {"epilogue": a @ a + 2}  # C = 1 and bias = 1
         rtol = 1e-6 if name == "epilogue" else 1e-12
         assert np.allclose(X.allgather(), expected.get(name, a @ a), rtol=rtol, atol=1e-9)
         report = X.report
@@ -235,12 +235,12 @@ def test_memory_mapped_by_other_ranks_is_freed(comm: Any, gpu: Gpu, cuda: Any, n
         if comm.rank == 0:  # allocations of the call do not fit beside the mapped memory, or nine tenths are used
             gpu.total = gpu.used() + {"short": gpu.used() // 10, "execute": 2 << 20}.get(name, 1000)
         else:
-            late, unmap = [0.05], gpu.ipcCloseMemHandle  # rank 0 has to wait for slow ranks
+            late, unmap = [0.05], gpu.ipcCloseMemHandle  # slow: if rank 0 does not wait, it runs out of memory again
             monkeypatch.setattr(gpu, "ipcCloseMemHandle", lambda ptr: (sleep(late.pop() if late else 0), unmap(ptr)))
         calls[name]()
         comm.Barrier()
         gpu.used()
-        assert len(gpu.given_back) <= (name == "short")  # rank 0 frees its cache only if memory is short
+        assert len(gpu.given_back) <= (name == "short")  # no freed memory is still mapped
 
 
 def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:

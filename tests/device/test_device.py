@@ -31,7 +31,7 @@ SCALARS = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
 
 
 def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> Any:
-    """Run `check` on a device without a race; with NCCL, MPI sends only messages of the comparison."""
+    """Run `check` on a simulated device; check that there is no race, and that with NCCL MPI sends no panels."""
     (reach, mover), schedule = WAYS[run[0]], run[1]
     with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:
         before = vectors_so_far()

@@ -38,7 +38,7 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
         assert np.array_equal((square + square.T).allgather(), x[:8] + x[:8].T)
         assert np.allclose((A @ x.T[:, :2]).allgather(), x @ x.T[:, :2])
         assert np.array_equal(A[3], x[3]) and A[3, 2] == x[3, 2]
-        x[4, 1], x[2, 5] = np.inf, np.nan  # not multiplied by 0
+        x[4, 1], x[2, 5] = np.inf, np.nan  # lost if multiplied by 0
         X = DistMatrix.from_global(x, grid=grid, block=(2, 3), order="F", device="fake")
         for k in (-20, -1, 0, 2):
             assert np.array_equal(np.triu(X, k).allgather(), np.triu(x, k), equal_nan=True)

@@ -57,7 +57,7 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[b
             A = DistMatrix(A.stored, grid, A.distribution, A.order, shared=False)
         A, beta = A[more:], draw([0, 1])
         options = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": 5}
-        lookahead = 1 if name == "inner" else draw([0, 1, 2])  # one window is reduced while the next is multiplied
+        lookahead = 1 if name == "inner" else draw([0, 1, 2])  # 1: a window is reduced while the next is multiplied
         pdgemm(1, A, B, beta, C, lookahead=lookahead, **options)
         # C as it is now, without waiting for the device
         result = DistMatrix(C.stored.x.copy(C.order), grid, C.distribution, C.order).allgather()

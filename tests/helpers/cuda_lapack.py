@@ -44,7 +44,7 @@ class CudaLapack:
     @pytest.mark.parametrize("order", "CF")
     @pytest.mark.parametrize("lower", [True, False])
     def test_lapack_cholesky(self, cuda: Any, dtype: str, order: Any, lower: bool) -> None:
-        """Blocks inside larger arrays, of any number of rows; only the triangle of the factor is read."""
+        """The Cholesky factor of blocks inside larger arrays, of any size; only one triangle is read."""
         for n in (1, 5, 64, 130):
             S = positive_definite(n, dtype)
             X = cuda.to_device(whole := around(np.tril(S) if lower else np.triu(S), order, other=np.nan), order)
@@ -151,7 +151,7 @@ def around(a: np.ndarray, order: Any, other: float | None = None) -> np.ndarray:
 
 
 def unchanged_around(x: np.ndarray, before: np.ndarray) -> bool:
-    """Check that only the block [2:-1, 3:-4] differs."""
+    """Return whether x and `before` differ only in the block [2:-1, 3:-4]."""
     x = x.copy()
     x[2:-1, 3:-4] = before[2:-1, 3:-4]
     return np.array_equal(x, before, equal_nan=True)

@@ -59,7 +59,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return the blocks of a page; raise ValueError at a block or mark that the rules do not know."""
+    """Return the blocks of a page; raise ValueError at an invalid block or mark."""
     found: list[Block] = []
     marks: dict[str, str] = {}
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 from fake_cusolver import solve_triangular
 
-# types by cudaDataType_t
+# NumPy's types by the numbers of cudaDataType_t
 _CUBLAS_TYPES = {2: "f2", 14: ml_dtypes.bfloat16, 0: "f4", 1: "f8", 4: "c8", 5: "c16", 3: "i1", 10: "i4"}
-# cublasComputeType_t: supported types of operands and results, by the type of alpha and beta
+# supported (type of operands, type of results) by the numbers of cublasComputeType_t
 _CUBLAS: dict[int, set[tuple[str, str]]] = {
     68: {("f2", "f2"), ("f2", "f4"), ("bf", "bf"), ("bf", "f4"), ("f4", "f4"), ("c8", "c8")},
     77: {("f4", "f4"), ("c8", "c8")},

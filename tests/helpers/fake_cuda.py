@@ -147,7 +147,7 @@ class Gpu(Cublas):
         self.modes: dict[int, int] = {}  # math modes by handle of cuBLAS
         self.streams: dict[int, int] = {}  # streams by handle of cuBLAS
         self.current_stream = lambda: 0
-        self.version = 130100  # of cuBLAS
+        self.version = 130100  # of cuBLAS: 13.1
         self.most_pitch = (1 << 31) - 1
         self.failed = 0  # after a kernel has failed: the error of all later calls of the driver
 

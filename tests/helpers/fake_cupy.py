@@ -82,7 +82,7 @@ class Simulated:
         ndarray.__module__ = "cupy"
         self.ndarray = ndarray
 
-    # of FakeArray's device
+    # methods of the device of FakeArrays
     def _launch(self, what: str, reads: Sequence[Any], writes: Sequence[Any], act: Any) -> None:
         assert all(isinstance(x, FakeArray) for x in (*reads, *writes)), f"{what} of an array of the host"
         act()

@@ -37,7 +37,7 @@ _BY_NCCL = 77  # tag of its messages
 
 
 class FakeDevice(Races):
-    """One device of this process, with the interface that `pdgemm` uses."""
+    """The simulated device of this process, with the interface that `pdgemm` uses."""
 
     name = "fake"
 

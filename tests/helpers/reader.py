@@ -154,7 +154,7 @@ class PythonJob:
         return self._process.poll() is not None
 
     def run(self, request: dict[str, Any]) -> list[str]:
-        """Return the output of each rank."""
+        """Send a request to the job; return the output of each rank."""
         number, self.done = self.done, self.done + 1
         unfinished = self.notes / "unfinished"
         unfinished.write_text(json.dumps(request))

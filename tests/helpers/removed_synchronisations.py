@@ -27,7 +27,7 @@ REMOVED: dict[str, Any] = {  # by synchronisation of a `DeviceRecorder`: what is
     "begin": lambda recorder: None,
 }
 OF_PANELS: dict[str, Any] = {"copied": lambda task: None, "finish_products": lambda task: None}  # the same for a `Task`
-Site = str  # name of the synchronisation, file, function, and source line
+Site = str  # name of the synchronisation, file, function, and line in the function
 Run = tuple[str, str]  # problem and schedule
 
 

@@ -277,7 +277,7 @@ def with_factors(comm: Any, folder: Path) -> Path:
 
 
 class Keys(Observer):
-    """A progress callback that records its arguments."""
+    """An observer that records the keys of its reports."""
 
     def __init__(self) -> None:
         self.keys = list[str]()

@@ -270,6 +270,6 @@ def test_only_files_of_killed_jobs_are_removed(
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", without_locks)
         assert left() == {"file", *kept, *gone}
-    (said,) = capsys.readouterr().err.splitlines()  # once
+    (said,) = capsys.readouterr().err.splitlines()  # one warning for all locks
     assert said.startswith("pdgemm: ") and "cannot be locked (No locks available)" in said
     assert left() == {"file", *kept}

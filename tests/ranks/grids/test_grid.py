@@ -187,7 +187,7 @@ def test_share_of_cores() -> None:
     assert core_share([[0, 1], [2, 3]], 1) == 2  # bound separately: a whole core each
     assert core_share([[0, 1, 2], [2, 3]], 0) == 2  # one core in common
     assert core_share([[0, 1]] * 9, 4) == 1
-    assert core_share([[*range(6)]] * 3, 0) == 2  # although six times a third is less than 2 in floating point
+    assert core_share([[*range(6)]] * 3, 0) == 2  # exact, although 6 * (1 / 3) may be less than 2
 
 
 def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any, grid: Any) -> None:

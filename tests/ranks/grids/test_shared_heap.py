@@ -152,7 +152,7 @@ def test_some_memory_is_left_to_others(file: int, monkeypatch: pytest.MonkeyPatc
     assert taken(3) == 0
     assert taken(9, 9, 1) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda *_: False)  # as for a read-only folder
+        patch.setattr(os, "access", lambda *_: False)  # a read-only folder
         assert taken(9) == 0
     monkeypatch.setattr(node_memory, "WHERE", "/dev/null/shm")
     assert taken(9) == 0

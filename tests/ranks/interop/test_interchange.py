@@ -1,6 +1,6 @@
 """Exchange of arrays with other libraries, errors for objects that cannot be converted, and vectors in NumPy."""
 
-# ruff: noqa: B023  # functions that are called in the same turn of a loop
+# ruff: noqa: B023  # functions are called in the same iteration
 from __future__ import annotations
 
 import copy

@@ -216,7 +216,7 @@ def test_descriptors_of_type_2(comm: Any, contexts: list[int]) -> None:
     for entry, value in enumerate((3, 10**6, 0, -1, 0, 0, 0, -3, 99, -1, 0), 1):
         assert info(scalapack.pdgemm, *changed(good, _10=with_entries(A.desc, **{f"_{entry}": value}))) == -1000 - entry
         if entry > 1:
-            numbers = [10, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # numbers of DESCINIT2's arguments for the entries
+            numbers = [10, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # entries 2 to 11 are these arguments of DESCINIT2
             given = with_entries(A.desc, **{f"_{entry}": value}).tolist()
             arguments = [*given[2:10], given[1], given[10]]
             assert info(scalapack.descinit2, *arguments) == (-numbers[entry - 2] if (entry, value) != (3, 0) else 0)
@@ -306,7 +306,7 @@ def test_processes_outside_of_a_context(comm: Any) -> None:
         elif half > 1:
             with pytest.raises(ValueError, match="different arguments"):
                 scalapack.pdgemr2d(6, 9, *a, *b, ictxt)
-    if homes[0] != -1:  # passed as the context of all processes
+    if homes[0] != -1:  # a context of some processes, as that of all
         with pytest.raises(scalapack.IllegalArgument, match="lacks processes") as caught:
             scalapack.pdgemr2d(6, 9, *sub(0, world, 1, 1)[:4], *sub(1, homes[0], 1, 1)[:4], homes[0])
         assert caught.value.info == -11
@@ -346,7 +346,7 @@ def test_a_wrong_context_on_one_process_raises_on_all(comm: Any) -> None:
             ):
                 said = set(comm.allgather(ends(function, *arguments)))
                 assert len(said) == 1
-                has_it = at != 1 or function is scalapack.pdgemm  # only products have a B
+                has_it = at != 1 or function is scalapack.pdgemm  # only pdgemm has B
                 assert said != {""} or bad != -7 or not has_it
     for ictxt in made[::-1]:
         scalapack.blacs_gridexit(ictxt)

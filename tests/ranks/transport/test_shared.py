@@ -126,7 +126,7 @@ def test_late_ranks_and_shared_memory(comm: Any, late: str) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_synchronise_before_they_read_copies(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once after a product; and once before it, if copies of elements are read or a prepared product is repeated."""
+    """Once after a product; and once before it, if copies of elements are read or a prepared product is executed."""
     calls, sync = list[NodeArrays](), NodeArrays.sync
     monkeypatch.setattr(NodeArrays, "sync", lambda self: (calls.append(self), sync(self)))
     A, B, C = (DistMatrix.random((40, 40), grid=grid, seed=s) for s in range(3))

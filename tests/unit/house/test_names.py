@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from house import TREES
 
-FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # they say that a value exists, but do not describe it
+FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # these names do not describe a value
 # forbidden in first paragraphs of docstrings: verbs of travel for messages, and of place for memory
 IDIOM = re.compile(r"\b(alone|lies?|lying|travels?|travelled|goes|comes)\b")
 TRAINING = ("parallel", "schedules.training", "planning.models", "tools.studies.training")  # not checked yet

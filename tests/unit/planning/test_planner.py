@@ -103,7 +103,7 @@ def test_without_a_limit_panels_have_the_width_asked_for() -> None:
 def test_the_limit_holds_on_every_rank_or_is_refused(
     problem: tuple[Layout, Layout, Layout, int], lookahead: int, limit: int, algorithm: str
 ) -> None:
-    """Sent words equal received ones, and the total is the sum over ranks."""
+    """A plan is within the limit on every rank, or the error names the least limit; sent words equal received words."""
     assume(problem[-1] > 1 or algorithm != "2.5d")  # a single rank has no layers
     options = {"accumulate": DOUBLE, "lookahead": lookahead, "algorithm": algorithm}
     try:

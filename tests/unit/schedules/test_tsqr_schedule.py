@@ -27,7 +27,7 @@ DTYPE = np.dtype(np.float64)
 
 @pytest.mark.parametrize("size", range(1, 18))
 def test_words_and_messages_of_the_edges(size: int) -> None:
-    """Each rank but the first has one parent, and the tree is shallow."""
+    """Each rank but the first has one parent, and the depth of the tree is at most log2(ranks)."""
     source = np.random.default_rng(size)
     ranks = tuple(source.permutation(size + 2)[:size].tolist())
     rows = tuple(source.integers(0, 4, size).tolist())
