@@ -117,7 +117,7 @@ class Expected:
         self.most += self.hosts.by_host(x.target[most], nbytes[most])
 
     def move(self, source: Any, target: Any, itemsize: int) -> None:
-        """Add the elements whose owner changes between two layouts."""
+        """Add the messages of a redistribution from one layout to another."""
         size, before, after = self.hosts.comm.size, owners(source).ravel(), owners(target).ravel()
         words = np.bincount(before * size + after, minlength=size * size).reshape(size, size)
         np.fill_diagonal(words, 0)

@@ -86,8 +86,8 @@ class OfPanels(Search):
 def test_each_synchronisation_of_panels_is_needed(comm: Any) -> None:
     """Without a synchronisation, some problem has a race.
 
-    By default, a synchronisation is tried on the problem that `store` recorded for it; with --all, and for new lines,
-    on all problems.
+    By default, a synchronisation is tried on the problems that `store` recorded for it; with --all, and for new source
+    lines, on all problems.
     """
     if comm.size > 4:
         pytest.skip("4 ranks already need every synchronisation")

@@ -93,7 +93,7 @@ class OfProducts(Search):
 
 @contextmanager
 def several_messages() -> Iterator[None]:
-    """Lower limits, so that redistributions and partial sums are sent in several messages."""
+    """Set small limits, so that redistributions and partial sums are sent in several messages."""
     plans = exchange.plan_exchange, planner.best_plan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "DEVICE_BYTES", 64)
@@ -111,8 +111,8 @@ def several_messages() -> Iterator[None]:
 def test_each_synchronisation_is_needed(comm: Any) -> None:
     """Without a synchronisation, some problem has a race.
 
-    By default, a synchronisation is tried on the problem that `store` recorded for it; with --all, and for new lines,
-    on all problems.
+    By default, a synchronisation is tried on the problems that `store` recorded for it; with --all, and for new source
+    lines, on all problems.
     """
     if comm.size > 4:
         pytest.skip("4 ranks already need every synchronisation")

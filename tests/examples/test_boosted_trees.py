@@ -1,4 +1,4 @@
-"""boosted_trees.py: trees do not depend on the number of ranks, splits are optimal, words are counted, and errors."""
+"""boosted_trees.py: trees do not depend on the number of ranks, splits are optimal, and words equal the formula."""
 
 from __future__ import annotations
 

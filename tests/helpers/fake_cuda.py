@@ -190,7 +190,7 @@ class Gpu(Cublas):
         return memory
 
     def passed(self, target: int, source: int, nbytes: int) -> None:
-        """Count bytes that a kernel or copy engine has moved between these addresses."""
+        """Count the bytes that a kernel or copy engine moves, if one of the addresses is in pinned host memory."""
         for where, passes in ((target, self.downloads), (source, self.uploads)):
             if any(start <= where < stop for start, stop in self._pinned):
                 passes.append(nbytes)

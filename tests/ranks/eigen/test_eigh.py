@@ -20,7 +20,7 @@ TYPES = ("d", "F", "f", "D")
 
 @pytest.fixture(autouse=True)
 def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower limits: small matrices are divided among ranks, with small bands and leaves; two stages from order 33."""
+    """Set small limits: small matrices are divided among ranks, in small bands and leaves; two stages from order 33."""
     small = {"division.SMALL": 6, "eigh.LARGE": 33, "eigh.LARGE_FOR_PART": 20, "eigh.LARGE_FOR_VALUES": 20}
     small |= {"tridiagonal_form.BAND": 8, "tridiagonal.LEAF": 12, "tridiagonal_form.REST": 9}
     for name, value in small.items():

@@ -24,7 +24,7 @@ LAYOUTS = [16, 64, None, (24, 40)]
 
 @pytest.fixture(autouse=True)
 def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower limits, so that small matrices have several panels, and several tasks in a sweep of the band."""
+    """Set small limits, so that small matrices have several panels, and several tasks in a sweep of the band."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.REST", 0)
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BAND", 8)
 

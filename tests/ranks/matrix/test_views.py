@@ -145,7 +145,7 @@ def test_sums_are_rounded_in_pieces_of_any_shape(grid: Any, dtype: str, monkeypa
 @tiers.square_grid
 @pytest.mark.parametrize(("dtype", "order"), tiers.in_turn(["float64", "float16", "int8", "complex128"], "CF"))
 def test_memory_equals_the_plan(comm: Any, grid: Any, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hidden copies: allocations of NumPy and in shared memory equal the report's, up to short arrays."""
+    """No hidden copies: allocations of NumPy and in shared memory equal the report's, except for short arrays."""
     empty, shared = NodeMemory.empty, [0]
 
     def counted(*args: Any) -> np.ndarray:

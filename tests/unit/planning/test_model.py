@@ -84,7 +84,7 @@ def words_received(x: Partition) -> float:
 @given(st.tuples(*[st.integers(300, 3000)] * 3), st.integers(1, 40))
 @example((16384, 16384, 16384), 65)  # one rank is idle
 def test_no_grid_sends_fewer_words_than_the_best(mnk: tuple[int, int, int], ranks: int) -> None:
-    """No Pr x Pc x c with as few idle ranks sends less."""
+    """No Pr x Pc x c grid with as few idle ranks sends fewer words."""
     best = best_grids(*mnk, ranks)[0]
     every = [
         Partition(*mnk, a, b, ranks // (a * b)) for a in range(1, ranks + 1) for b in range(1, ranks // a + 1)
