@@ -39,7 +39,8 @@ _ALONE = 1, 1  # the unit of a contiguous dataset
 class ManyDatasets:
     """Contiguous datasets of many matrices in a file, which is opened once for all.
 
-    matrices : the matrices in memory.   offsets : the byte at which each dataset begins.   comm : all their ranks.
+    matrices : the matrices in memory.   offsets : the byte at which each dataset begins.   comm : the ranks of all
+    matrices.
     The number of agreements of the ranks depends on the bytes of the matrices, and not on their number: small matrices
     are exchanged in parcels (`pieces.parcels`), and each is read or written as a whole by one rank.
     """
@@ -92,7 +93,7 @@ class ManyDatasets:
             raise FileError(f"{path}: {LOST}")
 
     def _own_wholes(self, parcel: pieces.Parcel, transfers: list[Transfer]) -> dict[int, np.ndarray]:
-        """Return the matrices of a parcel that are whole on this rank, as the file holds them, by number.  Local."""
+        """Read the matrices of a parcel that are whole on this rank; return them by number.  Local."""
         wholes = pieces.new_wholes(self._matrices, parcel, self._comm)
         for number, whole in wholes.items():
             transfers[number](0, 0, whole)
@@ -106,7 +107,10 @@ class ManyDatasets:
 
 
 class NewDatasets(ManyDatasets):
-    """Datasets in a file that still has a temporary name.   matrices, checksums : both by dataset name."""
+    """Datasets in a file that still has a temporary name.
+
+    matrices : by dataset name.   checksums : in the order of the matrices.
+    """
 
     def __init__(
         self, partial: Path, path: Path, matrices: Mapping[str, DistMatrix], checksums: list[str], comm: MPI.Intracomm
@@ -126,7 +130,7 @@ class NewDatasets(ManyDatasets):
         return self.offsets
 
     def check_held(self) -> None:
-        """Raise FileError if a dataset is not in its place.  Local; the metadata are read back from the disk."""
+        """Raise FileError if a dataset is not at its offset.  Local; the metadata are read back from the disk."""
         ends = [(at, at + x.size * x.dtype.itemsize) for at, x in zip(self.offsets, self._matrices)]
         to_disk(self._file, max(ends, key=lambda x: x[1] - x[0]))
         try:
@@ -180,7 +184,7 @@ def checked_layouts(layouts: Mapping[str, Mapping[str, Any]] | None) -> dict[str
     wanted = {str(name): dict(options) for name, options in layouts.items()}
     for name, options in wanted.items():
         if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
-            raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
+            raise ArgumentError(f"layouts[{name!r}]: load has no option {', '.join(map(str, unknown))}")
     return wanted
 
 

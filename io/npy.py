@@ -55,7 +55,7 @@ def load(
     path       : a file with an array of numbers, as `numpy.save` writes it, in C or Fortran order and any byte order.
                  An array has two dimensions, or one, which is read as one column.
     grid       : by default a grid of all ranks.
-    rows, cols : the part that is read, without the rest: a slice or a range of step 1, or a pair (start, stop).
+    rows, cols : the part to read: a slice or a range of step 1, or a pair (start, stop).
     block, source, dtype, transpose, device, progress : as in `pdgemm.io.hdf5.load`.
 
     `.report` has the bytes and seconds.  Extra memory: at most 64 MiB per rank.

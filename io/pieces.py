@@ -118,14 +118,17 @@ def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple
 
 
 def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
-    """Return an even share: one unit or more, `most` indices at most; all shares are whole periods if possible."""
+    """Return a block size for an even distribution: one unit or more, `most` indices at most.
+
+    If possible, the blocks of all ranks together are whole periods.
+    """
     units = max(1, min(most // unit, -(-size // (unit * ranks))))
     alike = period // gcd(period, unit * ranks)
     return unit * (units - units % alike if units > alike and units * unit * ranks < size else units)
 
 
 class Parcel(NamedTuple):
-    """Small matrices that one exchange sends; each of them is then whole on one rank.
+    """Small matrices that one exchange gathers, each on one rank.
 
     numbers : their indices in a list.   ranks : the rank that receives each whole matrix, ascending.
     """
@@ -152,14 +155,14 @@ def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
 
 
 def _even(sizes: list[int], ranks: int) -> list[int]:
-    """Return a rank for each of some sizes, ascending, such that the sums of the ranks are about the same."""
+    """Return a rank for each matrix size, ascending, such that the sums of sizes on the ranks are about equal."""
     ends = np.cumsum(sizes)
     middles = ends - np.array(sizes) / 2
     return [min(int(ranks * middle / ends[-1]), ranks - 1) for middle in middles]
 
 
 def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
-    """Return the matrices of a parcel that are whole on this rank, by number.  Collective; one exchange."""
+    """Gather the matrices of a parcel; return those that are now whole on this rank, by number.  Collective."""
     with together(comm):
         out, wholes = [list[np.ndarray]() for _ in range(comm.size)], new_wholes(matrices, parcel, comm)
         for number, owner in zip(*parcel):
@@ -176,7 +179,7 @@ def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intraco
 def spread_wholes(
     matrices: Sequence[DistMatrix], parcel: Parcel, wholes: Mapping[int, np.ndarray], comm: MPI.Intracomm
 ) -> None:
-    """Set the matrices of a parcel from those that are whole on the ranks, as `whole_ones` returns them.  Collective.
+    """Scatter whole matrices, as `whole_ones` returns them, to the distributed matrices of a parcel.  Collective.
 
     One exchange, the transpose of that of `whole_ones`.
     """
@@ -242,7 +245,7 @@ def file_checksum(
 
 
 def sum_at(block: np.ndarray, row: int = 0, col: int = 0) -> np.ndarray:
-    """Return the sum of a block of a matrix for its checksum.   row, col : the first ones of the block.  Local."""
+    """Return the part of a block in the checksum of its matrix.   row, col : first row and column.  Local."""
     rows, cols = block.shape
     return bilinear(block, np.arange(row, row + rows), np.arange(col, col + cols))
 

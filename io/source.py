@@ -44,16 +44,16 @@ _HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
     (1, 0): npy_format.read_array_header_1_0
 }
 
-_TURNED = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}  # (op, letter): op of the turned one
+_TURNED = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}  # (op, letter of `turned`): the new op
 Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) of the rows and of the columns
 
 
 class ReadSums:
-    """Checksums of the regions of op(X) that a job has read, taken when they were read, in the order of the file.
+    """Checksums of the regions of op(X) that this rank has read, with the row and column numbers of the file.
 
     dtype : type of the elements in memory.
 
-    The attribute `total` is the sum of this rank.  When all of X was read, the `total` of all ranks add up to
+    The attribute `total` is the sum of this rank.  When all of X was read, the totals of all ranks add up to
     `protection.checksum`.
     """
 
@@ -76,7 +76,8 @@ class Source(NamedTuple):
     dataset : the file, and the name of the dataset in the file, "" in a .npy file.
     stored : the properties of the dataset, or of an array, whose rows are contiguous.
     dtype  : type of the matrix.
-    op     : op of the stored elements.   letter : the user's argument; these differ for a .npy file in Fortran order.
+    op     : op that is applied to the stored elements.   letter : op that the user named.  The two differ for a .npy
+             file in Fortran order.
     by_columns : the rows of `stored` are columns of the array, as in a .npy file in Fortran order.
     """
 
@@ -125,7 +126,7 @@ class Source(NamedTuple):
         return (cols, rows) if self.transposed else (rows, cols)
 
     def turned(self, letter: str) -> Source:
-        """Return the source of the transpose ("T") or of the conjugate transpose ("C"); op(matrix) for "N".
+        """Return the source of the transpose ("T") or conjugate transpose ("C") of op(matrix); for "N", this source.
 
         Raises LayoutError where op(matrix) would be the conjugate of a dataset of complex elements.
         """
@@ -139,7 +140,7 @@ class Source(NamedTuple):
         return self._replace(op=_TURNED[now, letter])
 
     def again(self, grid: ProcessGrid) -> Source:
-        """Return the source with the properties that its dataset has now.  Collective."""
+        """Inspect the dataset again, and return the source with its current properties.  Collective."""
         return self._replace(stored=source(grid, self.what, self.dataset, self.dtype).stored)
 
     def read(
@@ -164,7 +165,7 @@ class Source(NamedTuple):
             whole = part.shape == of_array
             if verify:  # the checksum is that of the stored bits, without conversion
                 if not whole:
-                    raise ArgumentError(f"{self.place}: verify reads the whole dataset, and not a part of it ({part})")
+                    raise ArgumentError(f"{self.place}: verify needs the whole dataset, but only {part} is read")
                 check_verifiable(stored, self.place)
                 carried = stored.dtype
             elif carried.kind == "c" and stored.dtype.kind != "c" and self.dataset[1]:
@@ -194,7 +195,7 @@ class Source(NamedTuple):
         return matrix
 
     def read_again(self, say: Observer, grid: ProcessGrid, block: Block | None, **layout: Any) -> DistMatrix:
-        """Return the matrix as `read` does, of the dataset as it is now.   say : receives progress and the report."""
+        """Inspect the dataset again, and read it as `read` does.   say : receives progress and the report."""
         with say.progress(f"read {self.what}", self.nbytes, "B/s") as progress:
             matrix = self.again(grid).read(grid, block, progress=progress, **layout)
         say.report("read", matrix.report)
@@ -211,7 +212,7 @@ class Source(NamedTuple):
 
     @contextmanager
     def opened_alone(self, grid: ProcessGrid, sums: ReadSums | None = None) -> Iterator[Transfer]:
-        """Open the dataset for independent reads, which each rank makes at any time, also in a thread.
+        """Open the dataset for independent reads, which each rank may make at any time, also in a thread.
 
         Collective; raises FileError if the file has changed since its inspection, at the beginning or at the end.
         sums : receives the sums of all reads in the block.  A file that has another time or owner at the end, or that
@@ -252,7 +253,9 @@ def ndim_of_product(b: Source, entry: Source | None) -> int:
 
 
 def source(grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: Any = None, op: str = "N") -> Source:
-    """Inspect a dataset, or a .npy file, whose dataset has the name "".  Collective over the grid.
+    """Inspect a dataset, or a .npy file, and return its source.  Collective over the grid.
+
+    dataset : the file, and the name of the dataset in it, "" for a .npy file.
 
     Raises the errors of `hdf5.load` and `npy.load` that do not depend on elements, and that of `Source.turned`.
     """

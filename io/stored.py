@@ -84,7 +84,7 @@ def file_and_name(path: str | Path, name: str | None) -> tuple[Path, str]:
     file, _, inside = os.fspath(path).rpartition(":") if name is None else (path, "", name)
     if not isinstance(inside, str) or not inside or not file:
         raise ArgumentError(
-            "a dataset is 'FILE:/DATASET', or the file and the name of the dataset, and the grid comes after these: "
+            "name a dataset by 'FILE:/DATASET', or by its file and its name, and pass the grid after these arguments: "
             f'{os.fspath(path)!r}, "x", grid'
         )
     check_names(Path(file), inside)
@@ -249,7 +249,7 @@ def check_target(path: Path, name: str) -> bool:
         return True
     with followed(path, name, set()) as (file, old, other):
         if other:
-            raise FileError(f"{path}: {name} leads by a link into another file, {other}: save there, by its name there")
+            raise FileError(f"{path}: {name} leads by a link into another file, {other}: save to that file")
         if old is not None and not isinstance(old, h5py.Dataset):
             raise FileError(f"{path}: {name} exists already, and is not a dataset")
         parts = [x for x in name.split("/") if x not in ("", ".")]

@@ -105,7 +105,7 @@ def check_operands_in_files(
         try:
             planned = plan(A, B, C, **options)
         except MemoryLimitError:
-            if once:  # a view may need a redistribution, and its buffer, where a second matrix does not
+            if once:  # a view may need a redistribution, with a buffer, that a second matrix does not need
                 continue
             raise
         if seed is not None and C is not None:
@@ -153,10 +153,10 @@ def check_result_file(
     sources: Sequence[Source] = (),
     entry: Source | None = None,
 ) -> bool:
-    """Raise FileError where the result cannot be saved, ArgumentError where a dataset would be lost without `force`.
+    """Raise FileError where the result cannot be saved, ArgumentError where it may replace a dataset only with `force`.
 
     nbytes : bytes of the result.   sources : the datasets that the result may not replace.
-    entry  : C on entry, which the result may replace, as it may a dataset that pdgemm wrote.
+    entry  : C on entry, which the result may replace, like any dataset that pdgemm wrote.
 
     Returns whether the result replaces C on entry.
     """

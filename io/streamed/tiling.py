@@ -84,8 +84,9 @@ class Tiling:
 
     counts : numbers of rows of tiles, columns of tiles, and panels in the inner dimension.  For the choice of a tiling
              they are arrays; bytes and costs are then arrays, too, with one element for each tiling.
-    held   : bytes of an element of the tile in memory.   stored : the same of C in its file.   entry : of C on entry.
-    These are 0 where C is not in a file, and so are the bytes of an operand that is not in a file.
+    held   : bytes of an element of the tile in memory.   stored : bytes of an element of C in its file.
+    entry  : bytes of an element of C on entry in its file.
+    held, stored and entry are 0 where C is not in a file; the bytes of an operand that is not in a file are 0, too.
     done   : the number of steps that an earlier job has done.
     protect : how products are compared with checksums ("detect", "repair", or "").
     """

@@ -1,4 +1,4 @@
-"""Y := alpha op(X) + beta Y on a GPU: by one kernel for arrays of any strides, or by a copy engine; also triangles.
+"""Y := alpha op(X) + beta Y on a GPU, by one kernel for arrays of any strides, or by a copy engine; other kernels.
 
 CuPy compiles kernels for float32 with flush-to-zero: results that are subnormal numbers of that type become 0.
 """
@@ -174,7 +174,7 @@ def _indices(runs: IndexMap) -> tuple[Array, Array]:
 
 
 def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
-    """Return x as (row runs, rows of a run, column runs, columns of a run).   rows, cols : start and stride of runs."""
+    """Return a view of x: (row runs, rows of a run, column runs, columns of a run).   rows, cols : start and stride."""
     (row, down), (col, right), (ds, rs) = rows, cols, x.strides
     return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
 
@@ -193,7 +193,7 @@ class _Sides(NamedTuple):
 
     @property
     def unit(self) -> bool:
-        """Are the elements of the last axis adjacent on both sides?"""
+        """Whether the elements of the last axis are adjacent on both sides."""
         return self.target_strides[-1] == self.source_strides[-1] == self.target.itemsize
 
     def arrays(self, of_target: np.dtype, of_source: np.dtype) -> tuple[Array, Array]:
@@ -203,7 +203,7 @@ class _Sides(NamedTuple):
         return there, here
 
     def in_words(self) -> tuple[Array, Array]:
-        """Return target and source as arrays of words of up to eight bytes, where smaller elements are so aligned."""
+        """Return target and source as arrays of words of up to eight bytes, where their alignment allows it."""
         itemsize, word = self.target.itemsize, self.target.dtype
         if self.unit:
             rows = [*self.target_strides[:-1], *self.source_strides[:-1], self.shape[-1] * itemsize]

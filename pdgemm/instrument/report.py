@@ -109,7 +109,7 @@ class Report(RunReport):
 
     @property
     def as_predicted(self) -> bool:
-        """Do the words, the messages and the bytes of buffers equal the predictions of the plan?"""
+        """Whether the words, the messages and the bytes of buffers equal the predictions of the plan."""
         checks = getattr(self, "checks", None)
         return super().as_predicted and (not checks or checks.repeats > 0 or checks.counted == checks.predicted)
 

@@ -62,7 +62,7 @@ class Steps:
         return vectors_so_far() - self._vectors
 
     def after(self, report: Any) -> Callable[[], Any]:
-        """Return a function that returns `report`, of an algorithm that ran meanwhile, with the sums of these steps."""
+        """Return a function that returns `report`, of an algorithm that ran between the steps, plus their sums."""
         reports, vectors = self.reports, self.vectors
         return lambda: (report() if callable(report) else report).after([make() for make in reports], vectors)
 

@@ -304,7 +304,7 @@ def test_a_hanging_rank_ends(tmp_path: Path, hangs: str, code: int, rank: int, s
     hang = f"{LINES['step']}    while {hangs} and k == 1: time.sleep(1)\n"
     done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=6", step=hang))
     assert done.returncode == code, done.stderr
-    late = f"rank {rank} ends, because another rank has failed, and has not recovered from it within {seconds} s"
+    late = f"rank {rank} ends, because another rank has failed, and this rank has not recovered within {seconds} s"
     assert late in done.stderr
     assert re.findall(r"\((\(.*?\)), 1, True", done.stdout) == ["(1, 2)"] * (code == 0)
 

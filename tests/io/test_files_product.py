@@ -316,7 +316,7 @@ def test_bad_arguments_of_multiply_files(comm: Any, grid: Any, shared_tmp_path: 
     a, b, c = f"{folder}/in.h5:/x", f"{folder}/in.h5:/y", f"{folder}/none.h5:/z"
     wrong: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
         ((a, a, c), {}, LayoutError, "90 x 40"),
-        ((a, b, "none.h5"), {}, ArgumentError, "a dataset is 'FILE:/DATASET'"),
+        ((a, b, "none.h5"), {}, ArgumentError, "name a dataset by 'FILE:/DATASET'"),
         ((a, b, a), {}, ArgumentError, "exists, and is A: it is replaced only with overwrite=True"),
         ((a, f"{folder}/in.h5:/w", c), {}, FileError, "in.h5"),
         ((a, a, c), {"memory": 3_000_000}, LayoutError, r"op\(A\) is \(90, 40\), op\(B\) is \(90, 40\)"),

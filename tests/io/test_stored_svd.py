@@ -332,7 +332,7 @@ def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
         (ArgumentError, "memory", lambda: svd(X, 2, memory=0)),
         (ArgumentError, "tolerance", lambda: svd(X, 2, tolerance=0)),
         (ArgumentError, "steps", lambda: X.centered_svd(2, steps=0)),
-        (ArgumentError, "full_matrices: for a matrix in memory", lambda: svd(X, 2, full_matrices=True)),
+        (ArgumentError, "full_matrices: only for a matrix in memory", lambda: svd(X, 2, full_matrices=True)),
         (ArgumentError, "are for a matrix in a file, and A is in memory", lambda: svd(A, 2, passes=1)),
         (ArgumentError, "are for a matrix in a file, and A is in memory", lambda: svd(A, 2, memory=1 << 20)),
         (DTypeError, "is of int32: open it with dtype=float32, ", lambda: svd(hdf5.dataset(path, "i", grid), 2)),

@@ -143,7 +143,10 @@ class Device(Protocol):
         """Return the `cusolver.Factorisations` of the device, whose library is loaded once.  Raises DeviceError."""
 
     def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
-        """Set the other triangle of a square A, of any memory order, to zero, and a unit diagonal to one."""
+        """Set a triangle of a square A to zero: the upper one if `lower`, else the lower one.
+
+        A has any memory order.   unit : the diagonal becomes one.
+        """
 
     def combine(self, how: Any, target: Array, source: Array) -> None:
         """Compute target := alpha op(source) + beta target; an array that is multiplied by 0 is not read.
@@ -161,9 +164,10 @@ class Device(Protocol):
         """Apply an `activations.Finish` to sums."""
 
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
-        """Set target[l, h] := f(rows[l], cols[h]), bitwise as on the host; return False, and do nothing, if it cannot.
+        """Set target[l, h] := f(rows[l], cols[h]), bitwise as on the host.
 
-        f : an element function; a device can compute `element_functions.KnownFunction`.
+        f : an element function.  A device may compute an `element_functions.KnownFunction`; for all other functions
+            it does nothing, and returns False.
         """
 
     def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
@@ -356,7 +360,7 @@ def beside(x: Array, y: Array) -> Array:
 
 
 def shadow(x: Array) -> np.ndarray:
-    """Return an array of the same address and strides, whose elements must not be read."""
+    """Return a NumPy array with the address and the strides of x, whose elements must not be read."""
     if isinstance(x, np.ndarray):
         return x
     seen = dict(x.__cuda_array_interface__)

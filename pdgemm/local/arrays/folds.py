@@ -197,7 +197,7 @@ def vector_norm(kind: Any) -> Fold:
 
 
 def _euclidean(sizes: Callable[[Array], Array]) -> Fold:
-    """Return the 2-norm; its parts are the largest |x|, and the sum of squares of the elements divided by it."""
+    """Return the reduction to a 2-norm; its parts are the largest |x|, and the sum of (|x| / the largest |x|)^2."""
 
     def scaled(largest: Array) -> Array:
         return np.where((largest > 0) & np.isfinite(largest), largest, 1).astype(largest.dtype)

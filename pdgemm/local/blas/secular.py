@@ -117,7 +117,7 @@ def secular_roots(
     """Return the origins and offsets of some roots, and their factors of Loewner's formula, by LAPACK's laed4.  Local.
 
     some : numbers of the roots, from 0.   Raises LinAlgError where a root does not converge.
-    Returns also (k,) products over these roots j of (d_i - lambda_j) / (d_i - d_j), without the divisor where i is j.
+    Factor i of k is the product over these roots j of (d_i - lambda_j) / (d_i - d_j), without the divisor where i is j.
     """
     k, dtype = len(d), d.dtype
     origins, offsets, factors = np.zeros(len(some), dtype), np.zeros(len(some), dtype), np.ones(k, dtype)

@@ -135,5 +135,5 @@ def test_the_debug_log_names_movers_reasons_and_allocations(
     *first, buffers = [x.getMessage() for x in caplog.records if x.levelno == logging.DEBUG]
     assert buffers.startswith(f"rank {comm.rank} allocates {in_bytes(C.report.extra_bytes)}")
     assert len(first) == 2 * (comm.rank == 0)
-    for text, words in zip(first, (["panels travel by ring, each rank passes"], ["considered:", "chosen", "rule: "])):
+    for text, words in zip(first, (["mover of the panels: ring, each rank"], ["considered:", "chosen", "rule: "])):
         assert text.startswith(words[0]) and all(x in text for x in words)
