@@ -131,7 +131,7 @@ def next_token(path: Path, overwrite: bool = False) -> Token:
     if there is not None and last is not None and there.token.job not in (_myself, last.job):
         raise FileError(
             f"{path}: {there.process} has saved generation {there.token.generation} since this job was at "
-            f"generation {last.generation}: it was not replaced, and this job should end"
+            f"generation {last.generation}: the file was not replaced, and this job should end"
         )
     return Token(_myself, 1 + max([x.generation for x in (there and there.token, last) if x is not None], default=0))
 
@@ -217,7 +217,7 @@ def plain_name(name: str) -> str:
 
 
 def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes in the form to save.  Raises ArgumentError for a value that a load would change."""
+    """Return the attributes as they are saved.  Raises ArgumentError for a value that a load would change."""
     checked = dict[str, Any]()
     for name, value in attrs.items():
         if not isinstance(name, str) or not name or name.startswith(_PREFIX) or "\0" in name:
@@ -285,7 +285,7 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
 
 
 def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
-    """Raise FileError if the metadata in a complete file do not have this token and these names of matrices."""
+    """Raise FileError if a new file, read back, has another token, or matrices of other names."""
     try:
         held = inspect(partial)
     except DamagedError as error:

@@ -166,7 +166,7 @@ def save(
         description += [f"ndim={ndim}", bool(overwrite)]
         _check_saved(A.dtype)
         if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
-            raise LayoutError(f"{path}:{name}: a matrix of shape {A.shape} is not saved with ndim={ndim}")
+            raise LayoutError(f"{path}:{name}: a matrix of shape {A.shape} cannot be saved with ndim={ndim}")
     written = checksum(A)
     dataset = NewDataset(path, name, A.grid, A.distribution, A.dtype, written, ndim)
     storage = {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression}

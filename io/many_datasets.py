@@ -149,8 +149,8 @@ def load_datasets(
 
     layouts : options of `load` by the names of datasets.
 
-    The file is opened once, and the ranks agree once on all layouts, types and checksums.  The report of a matrix has a
-    share of the total seconds, by bytes.  Raises the errors of `load`, for the first dataset that has one.
+    The file is opened once, and the ranks agree once on all layouts, types and checksums.  A matrix's report has a
+    share of the total seconds in proportion to its bytes.  Raises the errors of `load`, for the first bad dataset.
     """
     start, comm = perf_counter(), grid.comm
     stored = on_root(comm, path, lambda: stored_datasets(path, names))

@@ -165,7 +165,7 @@ class NewDataset:
             raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
         there = held.shape, held.dtype, held.offset or 0, held.checksum
         if there != (self._shape, self._dtype, self._offset, self.checksum) or not self._links <= links:
-            raise FileError(f"{self._path}: {LOST}: {self._name} is {held.shape} {held.dtype} there")
+            raise FileError(f"{self._path}: {LOST}: {self._name} is {held.shape} {held.dtype} in it")
 
 
 def contiguous() -> Any:

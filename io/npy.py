@@ -116,7 +116,7 @@ def save(
         if order not in ("C", "F"):
             raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
         if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
-            raise LayoutError(f"{path}: a matrix of shape {A.shape} is not saved with ndim={ndim}")
+            raise LayoutError(f"{path}: a matrix of shape {A.shape} cannot be saved with ndim={ndim}")
         if A.dtype.isbuiltin != 1:
             raise DTypeError(f"a .npy file cannot hold {A.dtype}: convert the matrix first, A.astype('float32')")
     stored = A if order == "C" else A.T

@@ -245,7 +245,7 @@ def file_checksum(
 
 
 def sum_at(block: np.ndarray, row: int = 0, col: int = 0) -> np.ndarray:
-    """Return the part of a block in the checksum of its matrix.   row, col : first row and column.  Local."""
+    """Return the term of a block in the checksum of its matrix.   row, col : its first row and column.  Local."""
     rows, cols = block.shape
     return bilinear(block, np.arange(row, row + rows), np.arange(col, col + cols))
 

@@ -74,7 +74,7 @@ class Source(NamedTuple):
 
     what   : the name of the matrix in messages.
     dataset : the file, and the name of the dataset in the file, "" in a .npy file.
-    stored : the properties of the dataset, or of an array, whose rows are contiguous.
+    stored : the properties of the dataset, or of the array in a .npy file, as a matrix with contiguous rows.
     dtype  : type of the matrix.
     op     : op that is applied to the stored elements.   letter : op that the user named.  The two differ for a .npy
              file in Fortran order.
@@ -111,7 +111,7 @@ class Source(NamedTuple):
 
     @property
     def ndim(self) -> int:
-        """The dimensions of op(matrix): 1 for a column that is a dataset of one dimension."""
+        """The number of dimensions of op(matrix): 1 for a column that is a dataset of one dimension."""
         return 2 if self.transposed else self.stored.ndim
 
     @property
@@ -206,7 +206,7 @@ class Source(NamedTuple):
         return self.stored.object == other.stored.object
 
     def checksum(self, grid: ProcessGrid, dtype: np.dtype | None = None) -> str:
-        """Return the checksum of the elements in this type, without op.  Collective; raises FileError."""
+        """Return the checksum of the stored elements, read as `dtype`, without op.  Collective; raises FileError."""
         with self.opened_alone(grid) as get:
             return pieces.file_checksum(self.stored.shape, dtype or self.stored.dtype, get, self.stored.unit, grid.comm)
 

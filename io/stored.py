@@ -366,7 +366,7 @@ def write_attributes(item: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def _write_text(item: Any, name: str, value: str) -> None:
-    """Set one attribute, to the byte as `item.attrs.create` does, which takes four times as long."""
+    """Set one attribute to the same bytes as `item.attrs.create`, in a quarter of the time."""
     spelt = np.array(value.encode(errors="surrogateescape") or b"\0")  # file names may be undecodable
     kind = h5py.h5t.C_S1.copy()
     kind.set_size(spelt.itemsize)
@@ -378,6 +378,6 @@ def _write_text(item: Any, name: str, value: str) -> None:
 
 
 def read_attribute(item: Any, name: str) -> Any:
-    """Return an attribute, and a string of fixed or variable length as `str`; None if the attribute is missing."""
+    """Return an attribute; a string of fixed or variable length as `str`; None if the attribute is missing."""
     value = item.attrs.get(name)
     return value.decode(errors="surrogateescape") if isinstance(value, np.bytes_) else value

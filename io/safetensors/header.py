@@ -131,7 +131,7 @@ class NewFile(NamedTuple):
         create_with_header(partial, self.text, self.elements)
 
     def check(self, path: Path, partial: Path) -> None:
-        """Raise FileError where the file on the disk has another header or size, or the library refuses it.  Local."""
+        """Raise FileError where the file on the disk has another header or size, or is not valid.  Local."""
         check_header(path, partial, self.text, self.elements)
         try:
             read_header(partial)

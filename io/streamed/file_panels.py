@@ -182,7 +182,10 @@ class TileWriter:
 
 
 def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> int:
-    """Transfer this rank's elements of a part at `start` in a file; return their bytes in the file.  Local."""
+    """Read or write this rank's elements of a submatrix; return their bytes in the file.  Local.
+
+    start : the row and the column of the submatrix in the file.
+    """
     local, (i, j) = part.local, part.grid.coords
     for row, first_row, rows in _runs(part.distribution.rows, i):
         for col, first_col, cols in _runs(part.distribution.cols, j):
@@ -196,7 +199,7 @@ def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], 
 def transfer_and_sum(
     transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int, dtype: np.dtype | None = None
 ) -> tuple[int, np.ndarray]:
-    """Transfer as `transfer_part` does, and return the bytes in the file and the sum of the elements.  Local.
+    """Call `transfer_part`; return the bytes in the file, and this rank's share of the checksum.  Local.
 
     dtype : when writing, the type to which elements are converted before they are summed and written.
     """
@@ -211,7 +214,7 @@ def transfer_and_sum(
 
 
 def _runs(dim: BlockCyclic, part: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each run of consecutive global indices of a part: its first local index, first global index, and length."""
+    """Yield each run of consecutive global indices of a grid part: first local index, first global index, length."""
     indices = dim.indices(part)
     ends = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
     for first, end in pairwise(ends):

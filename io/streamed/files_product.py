@@ -65,7 +65,7 @@ class FilesProduct:
     most_flops : limit of the operations of a rank in a step, unless panels would become thin.
     accumulate_dtype, options : as in `pdgemm`, which multiplies panels; memory_limit bounds its buffers.
 
-    shape  : shape of C.   stored : type of C in its file.   tiling : which tiles and panels are read and written when.
+    shape  : shape of C.   stored : type of C in its file.   tiling : the order of reads and writes.
     Raises MemoryLimitError, which says how many bytes are needed, LayoutError or DTypeError on all ranks.
     """
 

@@ -74,7 +74,7 @@ def stored_svd(
         if source.dtype not in dtypes.BLAS:
             raise DTypeError(f"{source.what} is of {source.dtype}: open it with dtype={dtypes.names(dtypes.BLAS)}")
         if k is None:
-            raise ArgumentError("svd of a matrix in a file computes the k largest singular values: name k, or load it")
+            raise ArgumentError("svd of a matrix in a file computes the k largest singular values: pass k, or load it")
         search = checked_search(source.shape, k, oversample, tolerance, steps, seed)
         memory, most = as_optional(memory, "memory", 1) or LIMIT, as_optional(passes, "passes", 1)
         X, plan = _fitting(grid.size, source, search, bool(centered), oversample, memory)
@@ -204,7 +204,7 @@ class _StoredOperand:
     def first_pass(self, kept: list[DistMatrix]) -> Iterator[tuple[slice, DistMatrix]]:
         """Read X for the first time, and yield panels and their rows; measure the norm, the range and the mean.
 
-        kept : the caller's results from the panels, which are scaled as the panels are.
+        kept : matrices that the caller computes from the panels; they are scaled with the panels.
         Where the mean of the rows is wanted, the mean of the first panel is subtracted here; the caller computes its
         difference from the mean of all rows: see `add_to_mean`.
         Raises LinAlgError on all ranks where an element is NaN or infinite.

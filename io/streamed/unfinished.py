@@ -107,7 +107,7 @@ class SavedProduct(Protocol):
 class Left(NamedTuple):
     """The state of an unfinished product that an earlier job has left.
 
-    share  : the share of the product that is done.   done : the number of its steps.
+    share  : the share of the product that is done.   done : the number of steps that are done.
     counts, units : the counts of the earlier tiling, and the units of A and B in it.
     total  : the checksum of the finished tiles, as an integer.
     """
@@ -203,7 +203,7 @@ def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
 
 # ------------------------------------------------------------------ tiles and ranks of an earlier job
 def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
-    """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : the earlier job's.
+    """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : that of the earlier job.
 
     Raises FileError if a file cannot be read now, because such a fault may be temporary.
     """
@@ -228,7 +228,10 @@ def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, 
 
 
 def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
-    """Raise FileError if this rank's share of the bytes cannot be read now; else an error of HDF5 means damage."""
+    """Raise FileError if this rank's share of the bytes cannot be read now.
+
+    If the bytes can be read, an error of HDF5 means damage.
+    """
     with files.naming(path), open(path, "rb", opener=ordinary) as file:
         size = os.fstat(file.fileno()).st_size
         end = size * (comm.rank + 1) // comm.size

@@ -75,7 +75,7 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
 
 
 def _in_time(comm: MPI.Comm, device: Device, attempt: Callable[[], Any]) -> Any:
-    """Return the result of an attempt on this rank.  Collective over comm.
+    """Call `attempt` on each rank, and return its result on this rank.  Collective over comm.
 
     NCCL is called in a thread, which is left behind if it does not return.  Raises DeviceError on all ranks if the
     attempt fails on one rank, or does not end in time, and MPI.Exception if a rank fails meanwhile.
@@ -193,7 +193,7 @@ class _Communicator:
 
 _alive: list[_Communicator] = []
 _sent: list[MPI.Request] = []  # messages to ranks that may never receive them
-_aborts: list[str] = []  # the reasons
+_aborts: list[str] = []  # the reason of each abort
 
 
 def may_be_waiting() -> bool:

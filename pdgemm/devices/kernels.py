@@ -147,7 +147,7 @@ def pick(x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
 
 
 def finish(how: Finish, C: Array, sums: Array) -> None:
-    """Start C := f(scale S + bias) + residual in the current stream, in one launch."""
+    """Start the operation of an `activations.Finish` in the current stream, in one launch."""
     operands = {name: x for name, x in zip(how._fields[2:], how[2:]) if x is not None}
     types = tuple((name, x.dtype if np.ndim(x) else sums.dtype) for name, x in operands.items())
     arguments = [x if np.ndim(x) else sums.dtype.type(x) for x in operands.values()]

@@ -33,7 +33,7 @@ class Report(RunReport):
     device : its name; empty on the host.   ranks_per_device : ranks on the device with most ranks.
 
     Of one product C := alpha A B + beta C, whose `extra_bytes` counts memory beyond A, B and C:
-    inside, layers, mnk : the algorithm of each layer, the number of layers, the sizes.
+    inside, layers, mnk : the algorithm of each layer, the number of layers, and (m, n, k).
     operands, epilogue : the names of op(A) and op(B), and the formula of the epilogue.
     collective : "allgather" or "reduce_scatter", if this is all that the ranks sent to each other.
     compute : the type to which operands were rounded, or the name of an emulation; else empty.

@@ -68,7 +68,7 @@ class Steps:
 
 
 def total(steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: float, **changes: Any) -> Report:
-    """Return the sum of the reports that these functions return; it is a product's report if all of them are.
+    """Return the sum of the reports that `steps` return; the sum is that of a product if all are products.
 
     vectors : traffic of all reductions, including those of the steps.   seconds : time of all steps.
     changes : values of other figures; if `what` is one, the sum is not that of a product.

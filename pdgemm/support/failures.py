@@ -218,9 +218,9 @@ def _finalize_without_fence() -> None:
     """Prevent MPI_Finalize from waiting for failed ranks.  Local.
 
     Under fault tolerance Open MPI's MPI_Finalize has a barrier of the surviving ranks, and then a barrier of all ranks
-    in PMIx, which once in a few times never ends (ompi issue #11404).  The variable belongs to Open MPI's parameter
-    `async_mpi_finalize`, which leaves out the second barrier.  Open MPI reads the parameter when MPI starts, and again
-    whenever MPI's tools interface is initialised.
+    in PMIx, which once in a few times never ends (ompi issue #11404).  This function sets the variable of Open MPI's
+    parameter `async_mpi_finalize`, which leaves out the second barrier.  Open MPI reads the parameter when MPI
+    starts, and again whenever MPI's tools interface is initialised.
     """
     from mpi4py import MPI
 

@@ -276,7 +276,7 @@ def check_named(path: Path, expected: State | None) -> None:
     """Raise OSError unless a name leads to this file, or to a copy with its size and time."""
     there = state(path)
     if there is None or expected is None or expected.identity.isdisjoint(there.identity):
-        raise OSError(errno.EIO, "the storage reported that the new file has this name, but the name leads to another")
+        raise OSError(errno.EIO, "the storage reported a new file under this name, but the name leads to another file")
 
 
 OF_MPI = r"(\.(data|metadata)\.\d+)?"  # endings of files that MPI libraries create beside a file, and leave when killed

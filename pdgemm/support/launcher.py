@@ -81,7 +81,7 @@ def survives_ranks(environment: Mapping[str, str] = os.environ) -> bool:
 def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Run a block that initialises MPI: on one node, Open MPI does not load a component that costs a second.
 
-    The transport "ofi", by which nothing here is sent, sleeps for a second when it finds no network (`sleep(1)` in
+    The transport "ofi", which sends nothing within a node, sleeps for a second when it finds no network (`sleep(1)` in
     opal/mca/btl/ofi/btl_ofi_component.c), on each rank of each job.  If the user selects transports, those are used.
     """
     local_size = variable(LAUNCHERS["Open MPI"].local_size, Count, environment=environment) or 1

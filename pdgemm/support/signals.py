@@ -43,7 +43,7 @@ class _Ending:
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Run a block in which a signal does not end the program at once: it has `seconds` to save and `leave`."""
+        """Run a block in which a signal does not end the program at once: `seconds` are left to save and `leave`."""
         self._patience = seconds
         try:
             yield
@@ -55,7 +55,7 @@ class _Ending:
         return self._received
 
     def leave(self, number: int) -> NoReturn:
-        """Print the line, and end the process with the exit code of the signal `number`."""
+        """Print the line about the signal `number`, and end the process with the exit code of this signal."""
         self._patience = 0.0
         os.write(self._tells, bytes([number]))
         while True:  # until the thread ends the process

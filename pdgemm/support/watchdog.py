@@ -96,7 +96,7 @@ def answer_questions(comm: MPI.Intracomm) -> None:
     """
     from mpi4py import MPI
 
-    counter = this_rank.counters[comm.handle] = CheckCounter()  # replaces that of a freed communicator
+    counter = this_rank.counters[comm.handle] = CheckCounter()  # replaces the one of a freed communicator
     if comm.size > 1:
         answers = of_process.started and MPI.Query_thread() == MPI.THREAD_MULTIPLE
         answering, *processes = zip(*comm.allgather((answers, namespace(), os.getpid())))

@@ -139,8 +139,8 @@ def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp
         assert A.grid.size == comm.size and np.array_equal(A.allgather()[:, 0], v)
     assert hdf5.load(*where).grid is A.grid
     assert hdf5.dataset(f"{path}:/plain").shape == (37, 1)
-    refused(comm, LayoutError, r"\(37, 1\) is not saved with ndim=3", hdf5.save, path, "x", A, ndim=3)
-    refused(comm, LayoutError, r"\(6, 37\) is not saved with ndim=1", hdf5.save, path, "x", B, ndim=1)
+    refused(comm, LayoutError, r"\(37, 1\) cannot be saved with ndim=3", hdf5.save, path, "x", A, ndim=3)
+    refused(comm, LayoutError, r"\(6, 37\) cannot be saved with ndim=1", hdf5.save, path, "x", B, ndim=1)
     for unnamed in ((path,), (f"{path}:/plain", grid)):
         refused(comm, ArgumentError, "the name of the dataset, and the grid", hdf5.load, *unnamed)
     group = r"v.h5:many is a group; it has (/many/inner/\d+ .*){10}, \.\.\.$"

@@ -71,7 +71,7 @@ def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_
         npy.save(again, npy.load(path), ndim=1, order=order)  # type: ignore[arg-type]
         found = by_rank_0(comm, lambda: np.load(again))
         assert found.shape == (37,) and np.array_equal(found, v)
-    with pytest.raises(LayoutError, match=r"\(1, 37\) is not saved with ndim=1"):
+    with pytest.raises(LayoutError, match=r"\(1, 37\) cannot be saved with ndim=1"):
         npy.save(again, npy.load(path, grid, transpose=True), ndim=1)
 
 

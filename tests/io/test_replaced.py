@@ -199,7 +199,7 @@ def test_a_vector_of_all_ranks_is_saved_as_one(comm: Any, grid: Any, shared_tmp_
 
 
 # ------------------------------------------------------------------ a storage that drops names
-DROPPED = "the storage reported that the new file has this name, but the name leads to another"
+DROPPED = "the storage reported a new file under this name, but the name leads to another file"
 
 
 def save_state(grid: Any, path: Path, step: int) -> None:

@@ -326,7 +326,7 @@ def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     write(comm, path, a=(np.ones((9, 8)), {}), i=(np.ones((9, 8), "i4"), {}))
     X, A = hdf5.dataset(path, "a", grid), DistMatrix.ones((9, 8), grid=grid)
     for error, text, call in (
-        (ArgumentError, "name k, or load it", lambda: svd(X)),
+        (ArgumentError, "pass k, or load it", lambda: svd(X)),
         (ArgumentError, "k = 9 is more than the 8 singular values of A, which is 9 x 8", lambda: svd(X, 9)),
         (ArgumentError, "passes", lambda: svd(X, 2, passes=0)),
         (ArgumentError, "memory", lambda: svd(X, 2, memory=0)),

@@ -155,10 +155,10 @@ class Device(Protocol):
         """
 
     def combine_blocks(self, how: Any, target: Array, source: Array, rows: Any, cols: Any) -> None:
-        """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
+        """Combine elements of both arrays.   rows, cols : their indices, an `index_map.IndexMap` for each dimension."""
 
     def combine_within(self, how: Any, target: Array, source: Array, within: Any) -> None:
-        """Combine, as `combine`, the elements of both arrays in a triangle, a `staircase.Staircase`."""
+        """Combine the elements of both arrays in a `staircase.Staircase`, such as a triangle."""
 
     def finish(self, how: Any, C: Array, sums: Array) -> None:
         """Apply an `activations.Finish` to sums."""
@@ -193,15 +193,15 @@ class Device(Protocol):
     def happened(self, event: Any) -> bool:
         """Return whether an event is complete.
 
-        Raises the error of the device, if any, DeviceError where NCCL has failed on a rank, or a rank has abandoned it,
-        and MPI.Exception where a rank has failed.
+        Raises the error of the device, if there is one; DeviceError where NCCL has failed, or was abandoned, on a rank;
+        MPI.Exception where a rank has failed.
         """
 
     def wait(self, work: Event | Stream) -> None:
         """Let the host wait for an event, or for all work of a stream so far.  Raises the exceptions of `happened`."""
 
     def abandon_nccl(self, reason: str) -> None:
-        """End the operations of NCCL that this rank has started, and send the reason to the other ranks in them."""
+        """End the operations of NCCL that this rank has started, and send the reason to their other ranks."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Return the seconds between two completed events."""
@@ -338,7 +338,7 @@ def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | N
 
 
 def own_memory(device: Device | None) -> Device | BufferCache:
-    """Return the allocator of workspace of a product that other ranks do not read."""
+    """Return the allocator for those buffers of a product that other ranks do not read."""
     return workspace.host if device is None else device
 
 

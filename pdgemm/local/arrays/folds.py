@@ -32,7 +32,7 @@ class Fold(NamedTuple):
     join  : a function that takes the parts of some elements and of other elements, and returns the parts of all.
     result : a function that takes the parts of all elements and their number, and returns their reduction, on the host.
     empty : the reduction of no elements; None if it is undefined.
-    words : elements of the parts for each column.
+    words : the number of elements in the parts of one column.
     indexed : the result is an index.
     most : elements to take at a time on the host; few if they are copied, so that the copies stay in cache.
     """

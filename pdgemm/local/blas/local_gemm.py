@@ -27,7 +27,7 @@ SLAB_FLOPS = 5e8  # flops that one core computes in ten milliseconds
 SLAB_ROWS = 512  # fewest rows or columns of a slab: BLAS is slower on smaller slabs
 EXACT_WIDTH = 1024  # products of two int8 numbers, each at most 2**14, that float32 adds up exactly
 PADDED = 16  # extents of int8 operands on a device are multiples of this: their rows begin at multiples of 16 bytes
-EXACT_WIDTH_ON_DEVICE = (2**31 - 1) // 2**14 // PADDED * PADDED  # products that int32 adds up
+EXACT_WIDTH_ON_DEVICE = (2**31 - 1) // 2**14 // PADDED * PADDED  # such products that int32 adds up
 # the C type of the real numbers of a dtype.char
 _REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double, "i": ctypes.c_int32}
 _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}

@@ -44,7 +44,7 @@ class Secular(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """Some or all roots, each the sum of its origin, a nearby element of d, and an offset.
+    """Some or all roots.  Each is the sum of an origin, which is a nearby element of d, and an offset.
 
     lengths : the 2-norms of their vectors z / (d - root).
     """
@@ -159,7 +159,7 @@ def _few_differences(d: np.ndarray, s: np.ndarray, j: int) -> np.ndarray:
 def loewner(factors: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Return the vector, up to scaling and with the signs of z, for which the computed roots are exact.  Local.
 
-    factors : the products of the third result of `secular_roots` over all roots.
+    factors : the third results of `secular_roots`, multiplied over all roots.
     The vectors of this z are orthogonal to working precision: Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995.
     """
     return np.copysign(np.sqrt(np.abs(factors)), z)
@@ -177,7 +177,7 @@ def vector_lengths(d: np.ndarray, z: np.ndarray, origins: np.ndarray, offsets: n
 def vector_elements(d: np.ndarray, z: np.ndarray, roots: Roots) -> np.ndarray:
     """Return elements of the unit eigenvectors of D + rho z z^T, a row for each root.  Local.
 
-    d, z : their entries for the requested elements.
+    d, z : the entries of d and z for the requested elements.
     """
     x = d - roots.origins[:, None]
     x -= roots.offsets[:, None]
