@@ -165,7 +165,7 @@ class Source(NamedTuple):
             whole = part.shape == of_array
             if verify:  # the checksum is that of the stored bits, without conversion
                 if not whole:
-                    raise ArgumentError(f"{self.place}: verify needs the whole dataset, but only {part} is read")
+                    raise ArgumentError(f"{self.place}: verify needs the whole dataset, not {part}")
                 check_verifiable(stored, self.place)
                 carried = stored.dtype
             elif carried.kind == "c" and stored.dtype.kind != "c" and self.dataset[1]:

@@ -148,7 +148,7 @@ def new_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) 
     texts = {"written by": "pdgemm"} | texts
     for name in (*tensors, *texts, *texts.values()):
         if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
-            raise ArgumentError(f"names of tensors, and metadata, must be strings of valid Unicode, got {name!r}")
+            raise ArgumentError(f"names of tensors, and metadata, are strings, got {name!r}")
     if METADATA in tensors:
         raise ArgumentError(f"no tensor has the name {METADATA!r}: rename it")
     at, described, placed = 0, dict[str, Any](), dict[str, Tensor]()
