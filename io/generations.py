@@ -302,7 +302,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
-    """Return a hash of the attributes, with their values as they are loaded, and of the properties of the matrices."""
+    """Return a hash of the attributes, with values as a load returns them, and of the properties of the matrices."""
     values = [(name, np.asarray(value)) for name, value in sorted(attrs.items())]
     plain = [(name, value.dtype.str, value.shape, value.tolist()) for name, value in values]
     known = repr((plain, [tuple(x) for x in sorted(matrices)]))

@@ -177,7 +177,7 @@ def load_datasets(
 
 
 def checked_layouts(layouts: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
-    """Return the options of `load` of each matrix by its name.  Raises ArgumentError where they are invalid."""
+    """Return the options of `load` for each matrix, by name.  Raises ArgumentError where they are invalid."""
     layouts = {} if layouts is None else layouts
     if not isinstance(layouts, Mapping) or not all(isinstance(x, Mapping) for x in layouts.values()):
         raise ArgumentError(f'layouts must be of the form {{"w": {{"block": 64}}}}, got {layouts!r:.60}')

@@ -138,7 +138,7 @@ class Parcel(NamedTuple):
 
 
 def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
-    """Return parcels of all matrices on the host of 1 to ELEMENTS elements, as few as the memory of a rank allows.
+    """Return parcels of all host matrices that have 1 to ELEMENTS elements, as few as the memory of a rank allows.
 
     A rank sends at most 2 ELEMENTS of a parcel.  It receives an even share, which is about ELEMENTS at most.
     """
@@ -201,7 +201,7 @@ def new_wholes(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intraco
 
 
 def _window(matrix: DistMatrix, rank: int) -> Any:
-    """Return the index of the elements of a rank in the whole matrix; slices, for a plain copy, where these suffice."""
+    """Return the index of a rank's elements in the whole matrix: slices if possible, because copies are then faster."""
     dims = zip((matrix.distribution.rows, matrix.distribution.cols), matrix.grid.coords_of(rank))
     rows, cols = (dim.indices(part) for dim, part in dims)
     ends = [(x[0], x[-1] + 1) if len(x) else (0, 0) for x in (rows, cols)]
@@ -258,7 +258,7 @@ def file_sum(
     comm: MPI.Intracomm,
     start: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
-    """Return this rank's part of the checksum of the dataset, or of a part of it at `start`.  Collective."""
+    """Return this rank's term of the checksum of a dataset, or of its submatrix that begins at `start`.  Collective."""
     total = zero()
     for piece in cut(shape, unit, comm.size):
         row, col, own = piece.share(comm.rank)

@@ -62,7 +62,7 @@ class ReadSums:
         self._what, self._sums = what, dict[Region, int]()
 
     def add(self, region: Region, read: np.ndarray) -> None:
-        """Add the sum `read` of a region.  Local; raises FileError if the region was read before with another sum."""
+        """Add the checksum `read` of a region.  Local; raises FileError if an earlier read had another checksum."""
         if region not in self._sums:
             self.total += read
         if self._sums.setdefault(region, now := int(read[0])) != now:

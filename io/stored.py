@@ -33,7 +33,7 @@ Object = tuple[int, int, int]  # identity of a dataset: device and inode of its 
 
 
 class Stored(NamedTuple):
-    """The properties of a dataset that rank 0 reads.
+    """The properties of a dataset, as rank 0 has inspected it.
 
     shape     : rows and columns; a dataset of one dimension is read as one column.
     ndim      : dimensions of the dataset.

@@ -177,7 +177,7 @@ class _StoredOperand:
 
     @property
     def panel_grid(self) -> ProcessGrid:
-        """The grid of panels, marked as recently used: the least recently used grid is freed."""
+        """The grid of panels.  Each access marks the grid as used, because the least recently used grid is freed."""
         return self.grid.work_grid(self.plan.grid, 1, tuple(range(self.grid.size)))
 
     @property

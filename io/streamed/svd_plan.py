@@ -93,7 +93,7 @@ class SvdPlan:
 
     @property
     def held_bytes(self) -> int:
-        """The most bytes of a rank for bases, triangles, singular vectors, and their copies."""
+        """The largest number of bytes on a rank for bases, triangles, singular vectors, and their copies."""
         (p, q), (pr, pc), k, width = self.shape, self.grid, self.k, self.width
         down, each = self.panels * self.block, -(-q // (pr * pc))
         if self.triangles:
@@ -107,7 +107,7 @@ class SvdPlan:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of a rank: bases or triangles, two panels and staging buffers."""
+        """The largest number of bytes on a rank: bases or triangles, two panels and staging buffers."""
         panel = self.block * self.across * self.operand.held
         return self.held_bytes + 2 * (panel + min(panel, STAGED) + self.operand.chunk)
 

@@ -235,7 +235,7 @@ def _abort_all(reason: str) -> None:
 
 
 def _attached(comm: MPI.Comm, device: Device) -> _Communicator:
-    """Return the NCCL communicator of the same ranks, which the first call creates.  Collective over comm.
+    """Return the NCCL communicator of the ranks of comm, which the first call creates.  Collective over comm.
 
     Raises DeviceError on all ranks if it cannot be created, and on this rank if it was aborted.
     """

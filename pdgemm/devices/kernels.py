@@ -46,7 +46,7 @@ def memory_errors(statuses: Mapping[type[Exception], int]) -> Callable[[Callable
             except tuple(known) as error:
                 if getattr(error, "status", None) == known[type(error)]:
                     free, total = runtime.memGetInfo()
-                    text = f"a launch lacks memory on the GPU ({free} of {total} bytes are free): {error}"
+                    text = f"a launch ran out of memory on the GPU ({free} of {total} bytes are free): {error}"
                     raise OutOfMemoryError(text) from None
                 raise
 
@@ -325,7 +325,7 @@ _ACCESS = {  # by kernel: its parameters, the statements before its operation, a
 
 @lru_cache(768)
 def _kernel(X: np.dtype, Y: np.dtype, form: _Form, access: str = "combine") -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides, by index, or in a staircase."""
+    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides, by index, or in a `Staircase`."""
     wide, (parameters, before, x, y) = _wide(X, Y).name, _ACCESS[access]
     result, operation = "R y" if y == "y" else "raw R y", before + _operation(X, Y, form, x, y)
     return cupy.ElementwiseKernel(f"{parameters}, {wide} alpha, {wide} beta", result, operation, f"pdgemm_{access}")

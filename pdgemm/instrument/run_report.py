@@ -44,7 +44,7 @@ def count_vectors(traffic: VectorTraffic) -> None:
 
 
 def vectors_so_far() -> VectorTraffic:
-    """Return the total over all reductions of this process; a function counts its own as a difference of two totals."""
+    """Return the traffic of all reductions of this process so far; that of a function is a difference of two totals."""
     return _of_process
 
 

@@ -258,5 +258,5 @@ def _arguments(text: str) -> list[str]:
 
 
 def _common_items(parts: list[list[str]]) -> int:
-    """Return how many first items are the same in all lists."""
+    """Return the length of the common beginning of all lists."""
     return next((n for n, items in enumerate(zip(*parts)) if len({*items}) > 1), min(map(len, parts)))

@@ -52,7 +52,7 @@ def why_not() -> str:
 
 
 def tracked(comm: AnyComm) -> AnyComm:
-    """Return a new communicator whose blocking calls count as waits, and which is revoked after a failure.  Local."""
+    """Register and return a new communicator: blocking calls count as waits; a failure revokes it.  Local."""
     comm = watched_calls(comm)
     detector.add(comm)
     return comm

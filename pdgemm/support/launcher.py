@@ -105,7 +105,7 @@ def outside_job(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def outside_allocation(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment for a process without a launcher: the process is in no job and in no allocation."""
+    """Return the environment without variables of launchers and allocations, for a process that belongs to neither."""
     return {x: y for x, y in environment.items() if not x.startswith(_ANY)}
 
 

@@ -29,7 +29,7 @@ _LATER = 1.0  # seconds in which rank 0 may print its line before the end of ano
 
 
 class _Ending:
-    """The end of this process by a signal: its current work, the time that it may take to save, and the signal."""
+    """How a signal ends this process: the current work, the seconds that saving may take, and the signal."""
 
     def __init__(self) -> None:
         self._what, self._lost = "starting", "nothing was written"

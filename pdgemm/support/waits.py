@@ -116,7 +116,7 @@ this_rank = RankWaits()
 
 
 def watched_calls(comm: AnyComm) -> AnyComm:
-    """Return the communicator as an object whose blocking calls are waits.  Local."""
+    """Return the communicator as an object whose blocking calls are recorded as waits.  Local."""
     kind: Any = type(comm)
     return comm if hasattr(kind, _MARK) else _watched(kind)(comm)
 

@@ -92,7 +92,7 @@ class Reach(NamedTuple):
 
 
 class Device(Protocol):
-    """The interface of a device.  Work is started in the current stream; methods wait for it only where they say so.
+    """The interface of a device.  Methods start work in the current stream, and wait for it only where they say so.
 
     product_stream  : the stream for products; this stream and the default stream do not wait for each other.
     transfer_stream : the stream for copies that overlap with products.

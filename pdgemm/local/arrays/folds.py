@@ -25,7 +25,7 @@ Parts = tuple[Array, ...]  # the partial result of several elements, for each co
 
 
 class Fold(NamedTuple):
-    """A reduction.
+    """A reduction.  The parts of elements are their partial result, see `Parts`.
 
     name  : the name of NumPy's function.
     local : a function that takes elements, an axis and the global indices along that axis, and returns their parts.
@@ -61,12 +61,12 @@ def number_like(n: int, like: np.ndarray) -> Any:
 
 
 def widened(x: Array) -> Array:
-    """Return the elements in a type in which NumPy computes: float32 for 16-bit numbers."""
+    """Return the elements, converted to a type in which NumPy computes: float32 for 16-bit numbers."""
     return x.astype(np.float32) if x.dtype in NARROW else x
 
 
 def added(x: Array) -> Array:
-    """Return the elements in the type of their sum."""
+    """Return the elements, converted to the type of their sum."""
     return x.astype(np.int64) if x.dtype.kind in "biu" else widened(x)
 
 

@@ -160,7 +160,8 @@ def loewner(factors: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Return the vector, up to scaling and with the signs of z, for which the computed roots are exact.  Local.
 
     factors : the third results of `secular_roots`, multiplied over all roots.
-    The vectors of this z are orthogonal to working precision: Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995.
+    The eigenvectors for this z are orthogonal to working precision.
+    Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995.
     """
     return np.copysign(np.sqrt(np.abs(factors)), z)
 
