@@ -105,7 +105,7 @@ def _weights(least: float) -> tuple[float, float, float]:
 
 
 def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
-    """Estimate the least singular value of X by inverse iteration with X^H X = I + E; 0: it is below eps^(1/2)."""
+    """Return an estimate of X's least singular value, by inverse iteration with I + E = X^H X; 0 below eps^(1/2)."""
     n, Z = len(E), work.add(empty_like(E), 1, E, beta=0)
     shift = 10 * n * eps
     try:
@@ -171,5 +171,5 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
 
 
 def inverse(A: DistMatrix) -> DistMatrix:
-    """Return A^-1 in the layout and on the device of A.  Raises LinAlgError on all ranks.  Collective."""
+    """Return A^-1 in the layout and on the device of A.  Raises LinAlgError if A is singular.  Collective."""
     return inv(A if is_reachable(A) else A.to_host()).to_device(A.device)

@@ -87,8 +87,8 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
 
     Cost: that of `svdvals`.
     Raises ArgumentError on all ranks, also if both tol and rtol are passed, and the exceptions of `svdvals`.
-    Error: a singular value that is nearer to the tolerance than the error of `svdvals` may or may not be counted; above
-    the default tolerance, all ranks then warn with scipy.linalg.LinAlgWarning.
+    Error: a singular value that is nearer to the tolerance than the error of `svdvals` may or may not be counted; then
+    all ranks warn with scipy.linalg.LinAlgWarning, if the tolerance is above the default.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.4.1.
     """
     with together(communicator(A=A)) as arguments:

@@ -86,7 +86,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         *((ArgumentError, whole, lambda x=x: linalg.svd(S, x)) for x in (1.5, True, "k")),
         *((ArgumentError, "must be >=", lambda n=n: linalg.svd(S, 2, **{n: -1})) for n in ("steps", "oversample")),
         (ArgumentError, "epsilon must be", lambda: linalg.newton_schulz(S, epsilon=-1)),
-        *((ArgumentError, "cond is known for", lambda p=p: linalg.cond(S, p)) for p in (True, np.ones(2))),
+        *((ArgumentError, "p must be None, 1, -1, 2", lambda p=p: linalg.cond(S, p)) for p in (True, np.ones(2))),
         (ArgumentError, "norm .True. is not one of", lambda: linalg.norm(S, True)),
         (ArgumentError, "k = 9 is more than the 6", lambda: linalg.svd(S, 9)),
         *((ArgumentError, real, lambda x=x: linalg.svd(S, 2, tolerance=x)) for x in ("a", 0, np.inf)),
@@ -114,7 +114,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         *((DTypeError, "A must be a DistMatrix", lambda f=f: f(array)) for f in (
             linalg.polar, linalg.svd, linalg.cholesky, linalg.householder_qr, linalg.inertia, linalg.qr,
         )),
-        (LayoutError, "one column of that length", lambda: linalg.matvec(S, S)),
+        (LayoutError, "so x must be .* x 1, but it is", lambda: linalg.matvec(S, S)),
         (LayoutError, "array of shape", lambda: linalg.matvec(S, np.ones(5))),
         (DTypeError, "^", lambda: linalg.matvec(S, "text" if absent else np.ones(6), trans="C")),
         (DTypeError, "B must be a DistMatrix", lambda: linalg.kron(S, "text")),
@@ -146,7 +146,7 @@ def test_bad_arguments_raise_on_all_ranks(comm: Any) -> None:
         *((ArgumentError, "shares memory", call) for call in (
             lambda: linalg.solve(S, S, overwrite_b=True), lambda: linalg.lu_solve(lu, lu.LU, overwrite_b=True),
         )),
-        *((ArgumentError, "is pivoted|are pivoted", lambda m=m: linalg.qr(S, pivoting=True, method=m)) for m in (
+        *((ArgumentError, "pivoting=True takes", lambda m=m: linalg.qr(S, pivoting=True, method=m)) for m in (
             "tsqr", "cholesky",
         )),
         *((ArgumentError, "mode 'full' is not", lambda p=p: linalg.qr(S, mode="full", pivoting=p)) for p in (0, 1)),
