@@ -72,7 +72,7 @@ class IndexMap:
         return merged(self.ends - self.lengths, self.target, self.lengths)
 
     def cut(self, start: int, stop: int) -> IndexMap:
-        """Return the map of its indices number start, ..., stop - 1, with 0 <= start < stop <= size."""
+        """Return the part of the map from index pair number start to stop - 1, with 0 <= start < stop <= size."""
         if start == 0 and stop == self.size:
             return self
         if self.contiguous:

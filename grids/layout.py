@@ -1,4 +1,4 @@
-"""Layout: the owners of the elements of a matrix and the storage of local arrays, from which plans are made."""
+"""Layout: the owners of the elements of a matrix, and the type and order of local arrays, for planning."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Layout:
         return replace(self, distribution=self.distribution.transposed, rank_map=rank_map, order=order)
 
     def unlike(self, other: Layout) -> str:
-        """Return a text, after a semicolon, on how two layouts of the same `str` differ; "" where `str` differs."""
+        """Return "; ..." that says how two layouts with the same `str` differ, or "" if their `str` differ."""
         if str(self) != str(other):
             return ""
         apart = [at for at, (a, b) in enumerate(zip(self.rank_map, other.rank_map)) if a != b]

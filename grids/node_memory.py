@@ -23,7 +23,7 @@ from pdgemm.support.watchdog import CODE, end_job
 
 WHERE = "/dev/shm"  # file system of Linux for memory that processes share
 ZERO = "/dev/zero"  # source of the zeros that fill memory
-_LEAST = 1 << 22  # bytes per rank of the smallest window; as many are left free for the windows of MPI, which also grow
+_LEAST = 1 << 22  # bytes per rank of the smallest window; as many stay free for MPI's own windows, which also grow
 _PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
 _NAP = 2e-4  # seconds; with shorter, later naps, as in `poll_until`, ranks with uneven work take 15% longer
 _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
@@ -50,7 +50,7 @@ class NodeMemory:
         self.node, self.alone, self.oversubscribed = node, node.size == 1, oversubscribed
         self.window = None if self.alone else _window(node, limit)
         self.size = self.window.size if self.window else 0
-        if self.window:  # its ranks are in the order of MPI.COMM_WORLD
+        if self.window:  # the ranks of the window are in the order of MPI.COMM_WORLD
             self._places = np.argsort(np.argsort(node.allgather(MPI.COMM_WORLD.rank))).tolist()
             self._heap = self.window.heap
 
@@ -142,7 +142,7 @@ class _Window:
         try:
             with silent_ucx(), Wait(ordered):
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
-        except MPI.Exception as bad:  # perhaps only on this rank: the others would wait for it for ever
+        except MPI.Exception as bad:  # perhaps only on this rank, and the others would wait: end the job
             if failures.detector.guards() and failures.is_of_failure(bad):
                 raise
             say(

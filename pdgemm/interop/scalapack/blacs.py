@@ -65,9 +65,9 @@ def meeting(grids: Iterable[ProcessGrid | None]) -> ProcessGrid | None:
     """Return the grid over whose communicator the processes that pass these contexts agree.  Local.
 
     Contexts of the same processes may have different communicators, and a process that passes a wrong context does not
-    know the context of the other processes.  So all processes use the oldest context of the processes that most of
-    `grids` have; if `grids` has none, the oldest of all contexts, provided that all have the same processes.
-    Returns None if there is no such context.
+    know the context of the other processes.  So each process replaces each of `grids` by the oldest context with the
+    same processes, and takes the most frequent one.  Without a valid context in `grids`, it takes the oldest context if
+    all contexts have the same processes; otherwise None is returned.
     """
     alive = [grid for number in _contexts if (grid := grid_of_context(number)) is not None]
 

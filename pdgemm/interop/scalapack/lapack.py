@@ -74,7 +74,7 @@ def p_posv(uplo: Uplo, n: Extent, nrhs: Extent, A: Square, B: Solution) -> int:
 
 
 def p_potri(uplo: Uplo, n: Extent, A: Square) -> int:
-    """Overwrite the factor of A in sub(A), which p?potrf stored, with that triangle of A^-1; return INFO.  Collective.
+    """Overwrite the Cholesky factor that p?potrf stored in sub(A) with a triangle of A^-1; return INFO.  Collective.
 
     Returns 0, or the number of the first element on the diagonal of the factor that is zero; then sub(A) is unchanged.
     Other arguments and errors are those of p?potrf.  Cost: 4 n^3/(3P) flops on P processes, in an inverse of the factor
@@ -94,7 +94,7 @@ def _first_zero(A: DistMatrix) -> int:
 
 
 def store_cholesky(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
-    """Return the Cholesky factor of A, in its own layout, and INFO; if INFO is 0, store the factor in A."""
+    """Return the Cholesky factor of A, perhaps in another layout, and INFO; if INFO is 0, store the factor in A."""
     factor, info = cholesky_factor(A, lower)
     if not info:
         triangle = Staircase.of("L" if lower else "U", *A.indices())
@@ -146,7 +146,7 @@ def p_gesv(n: Extent, nrhs: Extent, A: Square, ipiv: NewPivots, B: Solution) -> 
 
 
 def p_getri(n: Extent, A: Square, ipiv: Pivots) -> int:
-    """Overwrite the factors of A in sub(A) and ipiv, which p?getrf stored, with A^-1; return INFO.  Collective.
+    """Overwrite the LU factors that p?getrf stored in sub(A) with A^-1; return INFO.  Collective.
 
     n : sub(A) is n x n.
     Returns 0, or the number of the first element on the diagonal of U that is zero; then sub(A) is unchanged.
@@ -162,7 +162,7 @@ def p_getri(n: Extent, A: Square, ipiv: Pivots) -> int:
 
 
 def _eliminated(A: DistMatrix, ipiv: VectorArgument) -> LU:
-    """Return the LU factors of A, in their own layout; store the factors in A, and the pivots in ipiv."""
+    """Return the LU factors of A, perhaps in another layout; store them in A, and the pivots in ipiv."""
     factors = lu_factor(A)
     redistribute(factors.LU, A)
     ipiv.put(factors.pivots)

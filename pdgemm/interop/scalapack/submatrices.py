@@ -1,4 +1,4 @@
-"""Submatrices as the routines take them: local arrays, first rows and columns, and descriptors, with their checks."""
+"""The four arguments of a submatrix, local array, first row, first column and descriptor, and their checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SubmatrixArguments:
     """The arguments of sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1).
 
     number : the argument number of the local array; ia, ja and the descriptor follow it.
-    rows, cols : set before the check.
+    rows, cols : the shape of sub(A), set before `check` is called.
     """
 
     name: str
@@ -43,7 +43,7 @@ class SubmatrixArguments:
         """The entries of the descriptor; empty if it is not a one-dimensional array of integers."""
         try:
             desc = np.asarray(self.desc)
-        except Exception:  # any exception: this process must not raise alone
+        except Exception:  # any exception: `check` then reports the argument, and all processes raise
             return []
         entries: list[int] = desc.tolist() if desc.ndim == 1 and desc.dtype.kind in "iu" else []
         return entries

@@ -244,4 +244,7 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         change = A.grid.expected(change, 0.0 if step + 1 >= A.grid.iterations(60, 8) else last / 4)
         if change >= last / 2 and change < dtypes.eps(A.dtype) ** 0.5:  # only rounding errors are left
             return X, step + 1
-    raise LinAlgError(f"the square root of {A.distribution} did not converge: if A is real, are eigenvalues negative?")
+    raise LinAlgError(
+        f"the square root of {A.distribution} did not converge; a real matrix with negative eigenvalues has no real "
+        "principal square root"
+    )
