@@ -70,7 +70,7 @@ def _checked(array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _share(chunks: tuple[tuple[int, ...], tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int, int]]:
-    """Return a rank's chunks (i, j), consecutive: those whose middle is in the rank's 1/ranks of all elements."""
+    """Return the consecutive chunks (i, j) of a rank: those with their middle in the rank's share of all elements."""
     numbers = list(product(range(len(chunks[0])), range(len(chunks[1]))))
     sizes = np.array([chunks[0][i] * chunks[1][j] for i, j in numbers], np.int64)
     middles = sizes.cumsum() - sizes / 2

@@ -105,16 +105,16 @@ def plan(
         steps for a 2-norm, and 2 corrections of `solve` with refine.
 
     The program is a value: `traffic(rank)` returns the words and messages of a rank, as a run counts them; `flops`,
-    `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  A matrix may be in a file
-    (`svd` and `pdgemm`): a stage has the number of panels that are read, and `bytes_read` their bytes; `seconds`
-    does not include the reads.
+    `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  For a matrix in a
+    file (`svd` and `pdgemm`) a stage has the number of panels to read, and `bytes_read` their size; `seconds` does not
+    include the reads.
     The code of the function itself is run on matrices without elements.  Where a step depends on elements, the step of
-    most matrices is planned: LU exchanges random rows, QR with pivoting exchanges random columns,
-    CholeskyQR makes two passes, norms are 1, no rows or columns are scaled, matrices have full rank,
-    refinement converges, and `eigh` deflates nothing, finds all eigenvalues in an interval, and halves a spectrum.
+    most matrices is planned: LU exchanges random rows, QR with pivoting exchanges random columns, CholeskyQR makes two
+    passes, norms are 1, no rows or columns are scaled, matrices have full rank, refinement converges, and `eigh`
+    deflates nothing, finds all eigenvalues in an interval, and halves a spectrum.
     Reductions and gathers of norms, diagonals and other vectors to all ranks are stages, too.  The ranks' comparisons
     of their arguments, and of numbers that must be the same to the bit, are not.
-    Panels are planned as read in place where the ranks share memory, and as sent elsewhere.
+    In a plan, ranks that share memory read panels in place; other ranks send them.
     Raises ArgumentError where `function` is not a function, or does not take these arguments, and the errors of the
     function; on all ranks.
     """

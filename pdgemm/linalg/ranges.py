@@ -73,7 +73,7 @@ class Measured:
         return x
 
     def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
-        """Return the least and greatest exponent of a largest element in range.   values : the function's arguments."""
+        """Return the least and greatest exponent that the largest element may have.   values : all arguments."""
         return int(kind.minexp) + int(kind.nmant), int(kind.maxexp) - int(kind.nmant)
 
     def read(self, x: Any) -> Any:
@@ -340,7 +340,7 @@ def _nearest(logs: DistMatrix) -> list[np.ndarray]:
 
 
 def _lie_far_apart(sizes: np.ndarray, ratio: float, low: int, high: int) -> bool:
-    """Is the ratio of two of these numbers less than `ratio`, or an exponent less than `low` or above `high`?"""
+    """Is the ratio of two of `sizes` less than `ratio`, or the exponent of one less than `low` or above `high`?"""
     if not sizes.size:
         return False
     least, most = sizes.min(), sizes.max()

@@ -20,7 +20,7 @@ _numbers = count()
 
 
 def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
-    """Create a context of the first nprow x npcol ranks of comm, in row ("R") or column ("C") order.  Collective."""
+    """Return the number of a new context of comm's first ranks, by rows ("R") or columns ("C").  Collective."""
     with together(watched(comm)) as description:
         pr, pc = grid_shape(nprow * npcol, (nprow, npcol))
         description += ["blacs_gridinit", pr, pc, order[:1].upper()]
@@ -31,9 +31,9 @@ def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R"
 
 
 def context(grid: ProcessGrid) -> int:
-    """Create a context for an existing grid of one layer."""
+    """Return the number of a new context for an existing grid of one layer."""
     if grid.layers != 1:
-        raise GridError(f"a context needs a grid of one layer, this one is {grid}")
+        raise GridError(f"a context needs a grid of one layer, but the grid is {grid}")
     number = next(_numbers)
     _contexts[number] = grid
     return number

@@ -58,7 +58,7 @@ def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistM
             rest = add_to_diagonal(work.product(-1, above, above.H, C=U), 1)
             return above, _range(work, rest, n - count)
         spread = -7 * spread
-    raise LinAlgError(f"the spectrum of {H.distribution} could not be divided at {mean:.3g}")
+    raise LinAlgError(f"the spectrum of a matrix ({H.distribution}) could not be divided at {mean:.3g}")
 
 
 def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:

@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors of Hermitian matrices, and of pairs of them."""
+"""Eigenvalues and eigenvectors of Hermitian matrices, also of generalized problems with two matrices."""
 
 from __future__ import annotations
 
@@ -94,17 +94,17 @@ def eigh(
 
     On the host, reflections reduce A to a tridiagonal matrix: directly or, for large n, through a band of 64 diagonals.
     The eigenvectors of the tridiagonal matrix are computed by divide and conquer, and transformed back.  With m of n
-    vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, of which 2/3 n^3 stream A from
-    memory; LAPACK on one rank takes the last 1024 columns.  Through the band it takes (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P,
-    nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues without vectors take 4/3 n^3/P flops,
-    through the band from n = 3072 on, with 400 n^2 on one rank.
+    vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, 2/3 n^3 of them in products of
+    A and vectors, bound by memory; LAPACK reduces the last 1024 columns on one rank.  The way through the band takes
+    (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P, nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues
+    without vectors take 4/3 n^3/P flops, through the band from n = 3072 on, with 400 n^2 on one rank.
     Each rank receives about 3 n^2 words, and the words of the products; memory: about 5 n^2/P words besides A, and on
     one rank 1024^2.  Up to order 512, LAPACK solves the whole problem on one rank.
     On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
     also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  This takes about 50 n^3/P
     flops, all in products and Cholesky factorisations.
-    Block Lanczos stores 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  B takes a Cholesky
-    factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
+    Block Lanczos stores 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  With B there
+    are also a Cholesky factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
     After a division or Lanczos, `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F, as measured.
     Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where elements are NaN or
     infinite, B is not positive definite, or an iteration does not converge.
@@ -228,7 +228,9 @@ def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
     part = wanted(w)
     residual = _residual(work, H, w[part], V[:, part]) / scale
     if residual > 10 * len(H) * dtypes.eps(H.dtype):
-        raise LinAlgError(f"the division of the spectrum of {H.distribution} lost digits: residual {residual:.1e}")
+        raise LinAlgError(
+            f"the division of the spectrum of a matrix ({H.distribution}) lost digits: residual {residual:.1e}"
+        )
     return w[part], V[:, part], done, {"residual": residual}
 
 
@@ -344,6 +346,6 @@ def lanczos(
         R = R[:, R.shape[1] - width :]  # with noise, which extends the basis if a residual is a rounding error
         new, _ = orthonormal_basis(work, R, V[:, :used], 10 * dtypes.eps(H.dtype) * scale / sqrt(n), noise)
     raise LinAlgError(
-        f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
+        f"{k} eigenvalues of a matrix ({H.distribution}) were not found in {steps} steps: residuals up to "
         f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="
     )

@@ -105,7 +105,7 @@ def _leaves(empty: DistMatrix, d: np.ndarray, e: np.ndarray, leaf: int) -> DistM
 def _solved(
     torn: _Torn, lo: int, hi: int, V: DistMatrix | None, wanted: Wanted | None = None
 ) -> tuple[np.ndarray, DistMatrix]:
-    """Return the eigenvalues and vectors of the block of rows lo, ..., hi - 1.   V : None, or stores the vectors.
+    """Return the eigenvalues and vectors of the block of rows lo, ..., hi - 1.   V : a matrix for the vectors, or None.
 
     Collective.
     """
@@ -199,7 +199,7 @@ def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
 
 
 def _vectors(Q: DistMatrix, d: np.ndarray, z: np.ndarray, roots: Roots) -> DistMatrix:
-    """Return the roots' eigenvectors, in the rows of d and z, by rows on the grid of Q.  Collective; sends nothing."""
+    """Return the roots' eigenvectors, only the rows that belong to d and z, on Q's grid.  Collective; sends nothing."""
     U = DistMatrix.empty((len(d), len(roots.origins)), grid=Q.grid, dtype=Q.dtype, order="F")
     mine = U.indices()[0]
     for some in () if Q.grid.idle else slabs(U.shape[1], len(mine)):

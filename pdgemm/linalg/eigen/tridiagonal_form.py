@@ -1,7 +1,8 @@
 """The reduction of a Hermitian matrix to real tridiagonal form, A = Q T Q^H, in one stage or two, and products with Q.
 
-In two stages: to a band by products, and from the band.  Bischof, Lang & Sun, ACM Trans. Math. Softw. 26(4), 2000;
-Auckenthaler et al., Parallel Comput. 37(12), 2011; Haidar, Ltaief & Dongarra, SC 2011.
+The two stages reduce A to a band, by products, and the band to T.
+Bischof, Lang & Sun, ACM Trans. Math. Softw. 26(4), 2000; Auckenthaler et al., Parallel Comput. 37(12), 2011; Haidar,
+Ltaief & Dongarra, SC 2011.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class OneStage:
         The lower triangle and the real part of the diagonal are read; A is not changed.
 
         LAPACK reduces the last m = 1024 columns on one rank.  Other columns, per rank for P ranks: 4/3 (n^3 - m^3)/P
-        flops, half of them in products of the matrix and a vector; at most n^2/2 words in for panels, P for sums,
-        and n^2 for vectors, in 4 (n - m) (P - 1) messages.  Memory for n^2/P words, and on one rank for m^2.
+        flops, half of them in products of the matrix and a vector; about n^2/(2P) words in for panels, n^2/2 for
+        sums, and n^2 for vectors, in 4 (n - m) (P - 1) messages.  Memory for n^2/P words, and on one rank for m^2.
         Error: |A - Q T Q^H| <= c n eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
         Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989.
         """
@@ -144,7 +145,7 @@ def hermitian_band(work: Work, A: DistMatrix) -> tuple[np.ndarray, DistMatrix, n
 
 @dataclass(frozen=True)
 class TwoStages:
-    """The factors of A = Q T Q^H from a reduction in two stages: T real and tridiagonal, Q all reflections' product.
+    """The factors of A = Q T Q^H from a reduction in two stages: T is real and tridiagonal, Q a product of reflections.
 
     d, e : the diagonal and the subdiagonal of T, the same on every rank.
     F, tau : the reflections of the first stage, as `hermitian_band` returns them.

@@ -42,7 +42,7 @@ _OF_INTEGERS = ("kron", "matrix_power", "matvec", "norm", "outer")
 
 
 def takes_arrays(function: F) -> F:
-    """Return the function, made to take lists and arrays as operands, as `@` does; they are the same on every rank.
+    """Return the function, extended to lists and arrays as operands, as for `@`; all ranks pass the same ones.
 
     A list becomes an array.  A 2-D array is distributed over the grid of the first matrix; a 1-D array stays a vector.
     A matrix of integers is converted to float64, as in NumPy, except for the functions in _OF_INTEGERS.

@@ -66,7 +66,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
                          1e10 (1e4 in single precision) of the columns scaled to one length;
              "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
              "householder"  blocked reflections on any grid, for A of any shape and rank; made for matrices that are
-                         not tall, in square blocks; `Q.report` is then a Report;
+                         not tall, in square blocks; `Q.report` is the Report of this algorithm;
              "auto"      "householder" where its plan takes less time than the plan of "cholesky".  Otherwise the
                          method is "cholesky" where it is accurate, else "tsqr".  Accurate means |Q^H Q - I| <= 1/2,
                          measured before the last pass, and no pivot of Cholesky's factorisation that is as small as a
@@ -109,7 +109,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
 
 @in_range(lambda factors, a: (factors[0], times(factors[1], a), factors[2]), A=_Columns())
 def _factors(A: DistMatrix, method: str, want_q: bool, pivoting: bool, start: float) -> tuple[Any, DistMatrix, Any]:
-    """Return Q, R and p as `qr`; one that is not wanted may be None.  Collective."""
+    """Return Q, R and p as `qr` does; a result that is not wanted may be None.  Collective."""
     if pivoting or (fastest_method(A) if method == "auto" else method) == "householder":
         return _by_reflections(A, want_q, pivoting)
     return *factored(A, method, start=start), None
@@ -136,7 +136,7 @@ def factored(
 
 
 def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) -> tuple[Any, DistMatrix, np.ndarray]:
-    """Return Q in the layout of A; R in that of `householder_qr`, or of `beneath` if A was redistributed; and p."""
+    """Return Q in A's layout; R in the layout of `householder_qr`, or of `beneath` if A was redistributed; and p."""
     steps, k, p = Steps(), min(A.shape), np.arange(A.shape[1])
     Q: DistMatrix | None
     if pivoting:
@@ -155,7 +155,7 @@ def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) 
 
 
 def fastest_method(A: DistMatrix) -> str:
-    """Return "householder", or "auto" for CholeskyQR2 or TSQR: the method with the faster program.  Local.
+    """Return "householder", or "auto" for CholeskyQR2 or TSQR: the method whose plan is faster.  Local.
 
     Also "auto" on a device, and if all columns fit in one panel of reflections, which one rank would factor.
     """
@@ -172,7 +172,7 @@ def fastest_method(A: DistMatrix) -> str:
 
 
 def _make_diagonal_positive(Q: DistMatrix | None, R: DistMatrix) -> None:
-    """Make the real diagonal of R >= 0 by changing the signs of rows of R and of columns of Q, if any.  Collective."""
+    """Make the real diagonal of R >= 0 by the signs of rows of R and, unless Q is None, columns of Q.  Collective."""
     signs = np.where(R.diagonal().real < 0, -1, 1).astype(R.dtype)
     R *= signs[:, None]
     if Q is not None:

@@ -199,7 +199,7 @@ def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: b
 
 
 def inverse_by_lu(steps: Steps, factors: LU) -> DistMatrix:
-    """Return A^-1 = U^-1 L^-1 P, given the factors of a regular A.  Collective.   steps : records the reports."""
+    """Return A^-1 = U^-1 L^-1 P, given the factors of a nonsingular A.  Collective.   steps : records the reports."""
     Y = steps.did(inv_triangular(factors.LU, lower=True, unit_diagonal=True))
     X = steps.did(solve_triangular(factors.LU, Y, overwrite_b=True))
     return steps.did(permuted(X.T, np.argsort(factors.perm))).T
@@ -213,7 +213,7 @@ def structure(assume_a: str) -> str:
 
 
 def _whole(steps: Steps, A: DistMatrix, kind: str, lower: bool) -> DistMatrix:
-    """Return the symmetric or Hermitian matrix of a triangle of A.  Collective."""
+    """Return the symmetric or Hermitian matrix, both triangles, that one triangle of A defines.  Collective."""
     return steps.did(both_triangles(A, "L" if lower else "U", kind == "her"))
 
 

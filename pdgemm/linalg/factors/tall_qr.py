@@ -197,13 +197,13 @@ def beneath(A: DistMatrix) -> Distribution:
 
 
 def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dtype]:
-    """Return A's grid if it has one column, else a grid of one column of its ranks.  Collective if it is new."""
+    """Return the ranks in the order of their rows of X, idle ranks last; the row counts; the column count; the type."""
     grid, counts = X.grid, [X.distribution.rows.count(i) for i in range(X.grid.shape[0])]
     idle = sorted({*range(grid.size)} - {*grid.rank_map})
     return (*grid.rank_map, *idle), (*counts, *[0] * len(idle)), X.shape[1], X.dtype
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:
-    """Return A's grid if it has one column, else a grid of one column of the same ranks.  Collective if new."""
+    """Return A's grid if it has one column, else a grid of one column of its ranks.  Collective if it is new."""
     ranks = A.grid.rank_map
     return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)

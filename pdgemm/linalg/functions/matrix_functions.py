@@ -245,6 +245,6 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         if change >= last / 2 and change < dtypes.eps(A.dtype) ** 0.5:  # only rounding errors are left
             return X, step + 1
     raise LinAlgError(
-        f"the square root of {A.distribution} did not converge; a real matrix with negative eigenvalues has no real "
-        "principal square root"
+        f"the square root of a matrix ({A.distribution}) did not converge; a real matrix with negative eigenvalues has "
+        "no real principal square root"
     )

@@ -19,7 +19,7 @@ KEPT = 2  # blocks that a restart retains
 
 
 class LinearMap(Protocol):
-    """A linear map that is known by its products.
+    """A linear map that is given by its products with matrices.
 
     A : a matrix with the map's shape, type, device and grid.   norm : |A|_F.   H : the conjugate transpose.
     """

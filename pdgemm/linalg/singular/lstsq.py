@@ -55,7 +55,7 @@ def lstsq(
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sum |b - A x|^2 of each column b of B, an empty array
     where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values, or None with "gelsy".
-    The last three are the same on every rank.  `X.report` says how A was factored, and has all words.
+    The last three are the same on every rank.  `X.report` says how A was factored, and counts all words.
 
     "gelsd": if m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B; if m < n, A^H is
     factored.  The residuals are the columns of B - Q Q^H B, which does not depend on X; their norms do not overflow.

@@ -39,8 +39,8 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
 
     The 2-norm is computed by Golub-Kahan-Lanczos steps with full reorthogonalisation in double precision, from the same
     random vector in every call.  Up to rounding the result is a lower bound of the 2-norm, and some singular value of A
-    is within the tolerance of the result, by its residual and gap.  This value is the largest one unless the random
-    vector lacks its direction: after k steps the probability of an error above t is below
+    is within the tolerance of the result, as its residual and gap show.  This value is the largest one unless the
+    random vector lacks its direction: after k steps the probability of an error above t is below
     1.7 sqrt(n) e^(-sqrt(t) (2k - 1)); fewer steps suffice if the largest value is well separated.  A NaN gives NaN, and
     so does an infinite element with the norms 2, -2 and "nuc"; no intermediate result overflows.
 
@@ -111,7 +111,7 @@ def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tole
             if last or error <= tolerance * value:
                 return value
     raise LinAlgError(
-        f"the 2-norm of {A.distribution} did not converge to a relative tolerance of {tolerance} "
+        f"the 2-norm of a matrix ({A.distribution}) did not converge to a relative tolerance of {tolerance} "
         f"in {_MOST} Lanczos steps"
     )
 
@@ -126,7 +126,7 @@ def _next(x: np.ndarray, basis: list[np.ndarray]) -> tuple[np.ndarray, float]:
 
 
 def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
-    """Return the bidiagonal matrix's largest singular value, and a bound of the distance to one of A's.  Local."""
+    """Return s, the bidiagonal matrix's largest singular value, and a bound of |s - a singular value of A|.  Local."""
     if not np.isfinite([*alphas, *betas]).all():  # LAPACK may not return for NaN or infinity
         return np.inf, 0.0
     left, s, _ = np.linalg.svd(np.diag(alphas) + np.diag(betas[:-1], 1))

@@ -270,7 +270,7 @@ def _bounded(
 
 
 def _gram(work: Work, X: DistMatrix, Y: DistMatrix) -> np.ndarray:
-    """Return X^H Y in double precision, because errors of long sums in single precision would exceed it."""
+    """Return X^H Y in double precision: errors of long sums in single precision would exceed its small elements."""
     wide = np.result_type(X.dtype, np.float64)
     C = DistMatrix.empty((X.shape[1], Y.shape[1]), grid=X.grid.base, dtype=wide, device=X.device)
     return work.product(1, X.H, Y, 0, C).allgather()
