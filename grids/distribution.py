@@ -91,7 +91,7 @@ class BlockCyclic:
     def to_local(self, g: Index) -> Index:
         """Return the local index, on its owner, of a global index."""
         block = self.number(g)
-        lacking = self.skip * (block % self.parts == 0)  # on the owner of the first block
+        lacking = self.skip * (block % self.parts == 0)  # only the owner of the first block lacks indices
         return g + self.skip - (block - block // self.parts) * self.block - lacking
 
     def to_global(self, local: Index, part: int) -> Index:

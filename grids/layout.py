@@ -86,7 +86,7 @@ class Layout:
         last, shape = self.__dict__.get("_last_shape", (-1, (0, 0)))
         if rank is None:
             shape = self.distribution.rows.largest, self.distribution.cols.largest
-        elif rank != last:  # a rank's own shape is needed often
+        elif rank != last:  # the last result is cached, because a rank often needs its own shape
             shape = self.distribution.local_shape(self.coords(rank))
             self.__dict__["_last_shape"] = rank, shape
         return shape

@@ -25,7 +25,7 @@ WHERE = "/dev/shm"  # file system of Linux for memory that processes share
 ZERO = "/dev/zero"  # source of the zeros that fill memory
 _LEAST = 1 << 22  # bytes per rank of the smallest window; as many stay free for MPI's own windows, which also grow
 _PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
-_NAP = 2e-4  # seconds; with shorter, later naps, as in `poll_until`, ranks with uneven work take 15% longer
+_NAP = 2e-4  # seconds of a sleep; with shorter sleeps that begin later (`poll_until`), uneven work takes 15% longer
 _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
 
 
@@ -157,14 +157,14 @@ class _Window:
         self.heap = Heap(self.parts[ordered.rank], partial(_take, spare=_LEAST * ordered.size))
 
 
-_windows: dict[tuple[int, ...], _Window] = {}  # by the ranks in MPI.COMM_WORLD, ascending
+_windows: dict[tuple[int, ...], _Window] = {}  # windows by the ranks that share them, ascending, in MPI.COMM_WORLD
 
 
 def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
     """Return the window of these ranks, created at the first call; None if it does not fit.  Collective over `node`."""
     ranks = MPI.Group.Translate_ranks(node.group, list(range(node.size)), MPI.COMM_WORLD.group)
     key = tuple(sorted(ranks))
-    if MPI.UNDEFINED in key:  # ranks of another MPI.COMM_WORLD
+    if MPI.UNDEFINED in key:  # the node has ranks of another MPI.COMM_WORLD
         return None
     if key not in _windows:
         # half of the free bytes, because other jobs need memory, too, and MPI libraries have been seen to hang if a

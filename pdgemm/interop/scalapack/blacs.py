@@ -20,7 +20,10 @@ _numbers = count()
 
 
 def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
-    """Return the number of a new context of comm's first ranks, by rows ("R") or columns ("C").  Collective."""
+    """Create a context of the first nprow x npcol ranks of comm, and return its number.  Collective.
+
+    order : "R": the ranks are numbered along grid rows; "C": along grid columns.
+    """
     with together(watched(comm)) as description:
         pr, pc = grid_shape(nprow * npcol, (nprow, npcol))
         description += ["blacs_gridinit", pr, pc, order[:1].upper()]

@@ -96,7 +96,7 @@ class VectorArgument:
         whole = np.zeros(self.count, np.int64 if self.first else self.array.dtype)
         for where, values in self.sub.matrix.grid.comm.allgather((lines, self.array[entries])):
             whole[where] = values - self.first
-        if self.first and (wrong := np.flatnonzero((whole < 0) | (whole >= self.count)).tolist()):  # on all processes
+        if self.first and (wrong := np.flatnonzero((whole < 0) | (whole >= self.count)).tolist()):  # all raise
             at = wrong[0]
             rows = f"row {self.first + at} was exchanged with row {self.first + whole[at]}"
             text = f"{self.name} says that {rows}, which is outside sub(A)"

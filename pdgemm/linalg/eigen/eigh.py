@@ -33,7 +33,7 @@ from pdgemm.support.agreement import together
 LARGE_FOR_VALUES = 3072  # least order from which eigenvalues without vectors are computed faster through a band
 STEPS = 300  # the most steps of block Lanczos; after these A is reduced
 # Least orders from which two stages are faster than one, with all vectors and with some.  On 2 ranks at 4096 one stage
-# took 8.4 s, with a tenth of the vectors 7.0 s, and two stages 8.1 s; products of A and a vector grow faster with n.
+# took 8.4 s, with a tenth of the vectors 7.0 s, and two stages 8.1 s; the time of one stage grows faster with n.
 LARGE, LARGE_FOR_PART = 16384, 6144
 
 Solved = tuple[np.ndarray, DistMatrix, int, dict[str, float]]  # w, V, steps, and facts of the report
@@ -242,7 +242,7 @@ def _by_lanczos(
     scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
     try:
         w, V, done = lanczos(work, H, k, sign, scale, tolerance, steps)
-    except LinAlgError:  # on all ranks
+    except LinAlgError:  # raised on all ranks
         if may_fail:
             return None
         raise

@@ -115,7 +115,7 @@ def _triangular(
     steps, solves = Steps(), name != "trmm"
     with together(communicator(A=A, B=B)) as arguments:
         check_operand("A", A, square=True, panels=True)
-        # with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T
+        # side "R" is solved with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T
         letter = op_letter(trans, "trans")
         M, lower = op(A, letter), bool(lower) != (letter != "N")
         check_right_side(A, B, as_name(side, "side", ("L", "R")))

@@ -118,7 +118,7 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
         check_operand("A", A)
         tolerances = _tolerances(A, atol, rtol)
         arguments += ["pinv", *tolerances]
-    work, (near, far) = Work("pinv"), near_one("A", A)  # s may be infinite, and so may 1 / s
+    work, (near, far) = Work("pinv"), near_one("A", A)  # of A itself, s or 1 / s may overflow
     U, s, Vh = svd(A * near * far)
     work.did(U)
     rank = rank_above(A, s, _least(s, tolerances[0] * near * far, tolerances[1]))

@@ -37,7 +37,7 @@ from pdgemm.names import Protection
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
-ON_ONE_RANK = 512  # largest order for which LAPACK on one rank is faster than products on a few
+ON_ONE_RANK = 512  # largest order for which LAPACK on one rank is faster than products on a few ranks
 LEAST = 1 / 8  # least singular value whose vectors A^H A yields, in units of the largest one
 ROUNDING = 100  # errors up to this multiple of eps of the type count as rounding errors
 
