@@ -289,7 +289,7 @@ def packed(source: np.ndarray, lengths: np.ndarray) -> IndexMap:
 
 
 def merged(source: np.ndarray, target: np.ndarray, lengths: np.ndarray) -> IndexMap:
-    """Return the map of these runs; runs that follow each other without a gap on both sides are joined."""
+    """Return the map of the given runs; runs that follow each other without a gap on both sides are joined."""
     if len(lengths) < 2:
         return IndexMap(source, target, lengths)
     gap = (source[1:] != source[:-1] + lengths[:-1]) | (target[1:] != target[:-1] + lengths[:-1])

@@ -115,7 +115,7 @@ class Layout:
         return replace(self, distribution=self.distribution.transposed, rank_map=rank_map, order=order)
 
     def unlike(self, other: Layout) -> str:
-        """Return "; ..." that says how two layouts with the same `str` differ, or "" if their `str` differ."""
+        """Return how two layouts with the same `str` differ, as a text that begins with ";"; "" if `str` differs."""
         if str(self) != str(other):
             return ""
         apart = [at for at, (a, b) in enumerate(zip(self.rank_map, other.rank_map)) if a != b]
@@ -124,7 +124,7 @@ class Layout:
             i, j = divmod(at, self.distribution.cols.parts)
             return f"; position ({i}, {j}) of the grid is rank {mine} in one, {its} in the other"
         if self.order != other.order:
-            return f"; the order of their local arrays is {self.order!r} and {other.order!r}"
+            return f"; the order of the local arrays is {self.order!r} in one, {other.order!r} in the other"
         return "; one is the conjugate of another matrix" if self.conjugated != other.conjugated else ""
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ class NodeMemory:
     except a few pages that are cached for the next array.
 
     limit   : the largest number of bytes of the whole window.
-    oversubscribed : whether there are more ranks than cores; then a rank that waits for long sleeps.
+    oversubscribed : whether there are more ranks than cores; then a rank sleeps during long waits.
     size    : bytes of this rank's part; 0 where there is no shared memory, or no other rank on the node.
 
     The memory is valid until MPI_Finalize.  A forked process sees the same elements, not a copy.

@@ -88,7 +88,7 @@ def p_potri(uplo: Uplo, n: Extent, A: Square) -> int:
 
 
 def _first_zero(A: DistMatrix) -> int:
-    """Return the number, from 1, of the first element on the diagonal that is zero, or 0.  Collective."""
+    """Return the number, from 1, of the first zero on the diagonal of A; 0 if no element is zero.  Collective."""
     zeros = np.flatnonzero(A.diagonal() == 0)
     return int(zeros[0]) + 1 if zeros.size else 0
 
@@ -110,7 +110,7 @@ def p_getrf(m: Extent, n: Extent, A: Rectangle, ipiv: NewPivots) -> int:
     ipiv : local array of integers, of LOCr(M_A) + MB_A entries; entry l is the row of A, from 1, with which local row l
            was exchanged, for rows ia to ia + min(m, n) - 1.
 
-    Returns 0, or the number of the first element on the diagonal of U that is zero; the factors are complete.
+    Returns 0, or the number of the first element on the diagonal of U that is zero; also then the factors are complete.
     The factors are computed in a copy of sub(A), in square blocks where these share the work more evenly.
 
     Cost, algorithm and error are those of `pdgemm.linalg.lu_factor`.
@@ -125,7 +125,7 @@ def p_getrs(trans: Trans, n: Extent, nrhs: Extent, A: Factor, ipiv: Pivots, B: S
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; A is n x n.
     nrhs  : sub(B) is n x nrhs, and overwritten with X.
     Returns INFO, 0; X has infinities where U has a zero on its diagonal.  Other arguments and errors are those of
-    p?getrf; an ipiv that names no row of sub(A) is illegal.  Cost and error are those of `pdgemm.linalg.lu_solve`.
+    p?getrf; an ipiv with a row outside sub(A) is illegal.  Cost and error are those of `pdgemm.linalg.lu_solve`.
     """
     if n and nrhs:
         lu_solve(LU(A, ipiv.gathered(), 0), B, trans=trans, overwrite_b=True)

@@ -44,7 +44,7 @@ def p_geqpf(
 
     m, n : sub(A) is m x n, and overwritten with R and, below the diagonal, the vectors of the reflectors.
     ipiv : local array of integers, of LOCc(JA + N - 1) entries; entry l is the column of A, from 1, that is now local
-           column l, the same in all rows of the grid.  It is not read.
+           column l, the same in all rows of the grid.  Old values of ipiv are not read.
     Other arguments and errors are those of p?geqrf.  The reflectors are stored in the same way, so p?orgqr and p?ormqr
     accept them.
 

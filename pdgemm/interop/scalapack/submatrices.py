@@ -110,7 +110,7 @@ class SubmatrixArguments:
         return DistMatrix(local, grid, desc.layout.window(*spans), "F")
 
     def _local(self, rows: slice, cols: slice, lld: int) -> np.ndarray:
-        """Return these rows and columns of the local array, which may be larger."""
+        """Return a view of a range of rows and columns of the local array, which may be larger."""
         array, shape = self.array, (rows.stop, cols.stop)
         if rows.start == rows.stop or cols.start == cols.stop:
             return np.empty((rows.stop - rows.start, cols.stop - cols.start), array.dtype, "F")
@@ -118,7 +118,7 @@ class SubmatrixArguments:
             array = np.lib.stride_tricks.as_strided(array, shape, (array.itemsize, lld * array.itemsize))
         if array.ndim != 2 or array.shape[0] < rows.stop or array.shape[1] < cols.stop:
             raise ValueError(
-                f"the local array has shape {self.array.shape}, {shape[0]} x {shape[1]} with LLD_ {lld} is needed"
+                f"the local array has shape {self.array.shape}, but {shape[0]} x {shape[1]} with LLD_ {lld} is needed"
             )
         whole = array[: rows.stop, : cols.stop]
         if leading(whole)[0] != b"N" or (cols.stop > 1 and whole.strides[1] != lld * whole.itemsize):

@@ -182,7 +182,7 @@ class Inertia(NamedTuple):
 def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
     """Return the numbers of negative, zero and positive eigenvalues of a Hermitian A.  Collective over the grid of A.
 
-    A, lower : as for `eigvalsh`.  Cost and errors are those of `eigvalsh`.  An eigenvalue is zero up to n eps |A|_2.
+    A, lower : as for `eigvalsh`.  Cost and errors are those of `eigvalsh`.  Eigenvalues up to n eps |A|_2 count as 0.
     """
     w = eigvalsh(A, lower=lower)
     least = len(A) * np.finfo(w.dtype).eps * np.abs(w).max(initial=0)

@@ -92,7 +92,10 @@ def _size(value: float) -> float:
 
 
 def _start(n: int) -> np.ndarray:
-    """Return the first vectors as columns of 1-norm 1, (n, min(n, COLUMNS)): constant, alternating, random signs."""
+    """Return the start vectors, columns of an (n, min(n, COLUMNS)) array: constant, alternating, of random signs.
+
+    Each has the 1-norm 1.
+    """
     i, number = np.arange(n), min(COLUMNS, n)
     x = np.sign(element_function("normal", 1, np.dtype(float))(i[:, None], np.arange(number)[None, :]))
     x[:, :1] = 1

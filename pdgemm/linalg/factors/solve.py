@@ -126,7 +126,7 @@ _scaled_back = in_range(
 def _solved(
     steps: Steps, A: DistMatrix, B: Any, kind: str, lower: bool, transposed: bool, overwrite_a: bool, overwrite_b: bool
 ) -> Any:
-    """Return X as `solve`.   kind : the structure.   Collective over the grid of A."""
+    """Return X as `solve` does.   kind : the structure of A.   Collective over the grid of A."""
     trans: Any = "T" if transposed else "N"
     norm = one_norm(A, kind, lower)  # before factors are stored in A
     if kind == "pos":
@@ -179,7 +179,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
 
 @in_range(lambda X, a: times(X, -a.T), A=EQUILIBRATED)
 def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: bool) -> DistMatrix:
-    """Return A^-1 as `inv`.   kind : the structure.   Collective over the grid of A."""
+    """Return A^-1 as `inv` does.   kind : the structure of A.   Collective over the grid of A."""
     norm = one_norm(A, kind, lower)
     if kind == "pos":
         L = steps.did(cholesky(A, lower=lower, overwrite_a=overwrite_a))
@@ -253,7 +253,7 @@ def _over(X: Any, diagonal: np.ndarray) -> Any:
 
 @_scaled_back
 def _refined(steps: Steps, A: DistMatrix, B: Any, transposed: bool, overwrite_a: bool, overwrite_b: bool) -> Any:
-    """Return X as `solve`, by factors in single precision and refinement; if this fails, in double precision.
+    """Return X as `solve` does, by factors in single precision and refinement; if this fails, in double precision.
 
     Collective over the grid of A.
     """

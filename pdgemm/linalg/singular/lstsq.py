@@ -87,7 +87,7 @@ def lstsq(
 
 
 def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
-    """Return X, the squared residuals, the rank and the singular values as `lstsq`, by A or A^H = Q R.  Collective."""
+    """Return X, squared residuals, rank and singular values, as `lstsq` does, by A = Q R or A^H = Q R.  Collective."""
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
     steps = Steps()
     near_one("A", A)  # raises where an element is NaN or infinite

@@ -298,7 +298,7 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
 
 
 def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
-    """Return U, s, in descending order up to rounding, and V, where the largest element of A is about 1.  Collective.
+    """Return U, s (descending up to rounding) and V; the largest element of A must be about 1.  Collective.
 
     Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again if R_22 has order > 512.
     """
