@@ -329,7 +329,7 @@ def _same(grid: ProcessGrid) -> ProcessGrid:
 
 
 def _shared(comm: MPI.Intracomm) -> _Shared | None:
-    """Return the duplicate that the grids of `comm` share; None if there is none yet, or it was freed.  Local."""
+    """Return the duplicate that the grids of `comm` share; None if it does not exist yet, or was freed.  Local."""
     shared: Any = comm.Get_attr(_DUPLICATE)
     return shared if shared is not None and shared.grids else None
 

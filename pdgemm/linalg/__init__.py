@@ -125,7 +125,8 @@ def plan(
     comm = matrices[0].grid.comm if matrices else communicator(A=next(iter(arguments), None))
     with together(comm) as described:
         if not callable(named):
-            raise ArgumentError(f"plan takes a function of matrices, or one of {', '.join(__all__)}; got {function!r}")
+            names = ", ".join(__all__)
+            raise ArgumentError(f"plan takes a function of matrices, or one of the names {names}; got {function!r}")
         name = getattr(named, "__name__", repr(named))
         try:
             signature(named).bind(*arguments, **options)

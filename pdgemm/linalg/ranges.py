@@ -227,7 +227,7 @@ class RangeOfPanels:
 def times(x: Any, exponent: Any) -> Any:
     """Return 2^exponent x: a matrix is overwritten, an array or a number is not.  Collective for a matrix.
 
-    exponent : an integer, or a Scale, whose rows are those of x.
+    exponent : an integer, or a Scale; its `rows` belong to the rows of x.
     Multiplies in steps, because one power may be out of range; only the last step rounds, if |x| is near 1.
     """
     rows, cols = scale = exponent if isinstance(exponent, Scale) else Scale(exponent)

@@ -146,7 +146,7 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
 def descinit2(
     m: int, n: int, imb: int, inb: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int
 ) -> np.ndarray:
-    """Return the type 2 descriptor of an m x n matrix in mb x nb blocks of which the first is imb x inb.  Local.
+    """Return the type 2 descriptor of an m x n matrix in mb x nb blocks; the first block is imb x inb.  Local.
 
     lld : leading dimension of the local array, at least 1; on processes with local columns, at least the local rows.
     Raises IllegalArgument with the argument numbers of PB_DESCINIT2: m is number 2, lld number 11.

@@ -101,10 +101,10 @@ def eigh(
     Each rank receives about 3 n^2 words, and the words of the products; memory: about 5 n^2/P words besides A, and on
     one rank 1024^2.  Up to order 512, LAPACK solves the whole problem on one rank.
     On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
-    also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  This takes about 50 n^3/P
-    flops, all in products and Cholesky factorisations.
-    Block Lanczos stores 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  With B there
-    are also a Cholesky factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
+    also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  The divisions take about
+    50 n^3/P flops, in products and Cholesky factorisations.
+    Block Lanczos stores 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  B adds a
+    Cholesky factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
     After a division or Lanczos, `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F, as measured.
     Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where elements are NaN or
     infinite, B is not positive definite, or an iteration does not converge.

@@ -38,7 +38,7 @@ class Standard:
 
     @classmethod
     def of(cls, work: Work, A: DistMatrix, B: DistMatrix, kind: Literal[1, 2, 3]) -> Standard:
-        """Return the standard problem of A and B, whose lower triangles are read.  Collective.
+        """Return the standard problem for A and B; their lower triangles are read.  Collective.
 
         Raises LinAlgError on all ranks where B is not positive definite.
         """
@@ -52,7 +52,7 @@ class Standard:
 
     @classmethod
     def of_factor(cls, work: Work, A: DistMatrix, L: DistMatrix, kind: Literal[1, 2, 3]) -> Standard:
-        """Return the standard problem of A, whose lower triangle is read, and B = L L^H.  Collective."""
+        """Return the standard problem for A and B = L L^H; the lower triangle of A is read.  Collective."""
         H = work.did(both_triangles(A, "L"))
         first, second = ("N", "C") if kind == 1 else ("C", "N")
         apply = solve_triangular if kind == 1 else trmm

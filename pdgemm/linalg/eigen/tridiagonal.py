@@ -176,7 +176,7 @@ def _system(Q: DistMatrix, w: np.ndarray, e: float, half: int) -> Secular:
 
 
 def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
-    """Return the z whose secular equation has exactly the computed roots, and the roots.  Collective over Q.grid.
+    """Return z, changed so that its secular equation has exactly the computed roots, and the roots.  Collective.
 
     Each rank computes some of the roots, and all ranks receive all of them.
     """

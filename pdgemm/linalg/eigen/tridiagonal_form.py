@@ -83,7 +83,7 @@ class OneStage:
     def apply(self, work: Work, Y: DistMatrix) -> DistMatrix:
         """Return Q Y.  Collective.   Y : DistMatrix (n, k), real or of A's type.
 
-        Cost per rank for P ranks: 2 n^2 k / P flops, in products; n^2/2 words in, and those of a redistribution of Y.
+        Cost per rank for P ranks: 2 n^2 k / P flops, in products; n^2/2 words in, and a redistribution of Y.
         """
         X = work.did(in_whole_columns(Y, self.F))
         reflect_columns(self.F[1:, :-1], self.tau, X[1:], work.did)

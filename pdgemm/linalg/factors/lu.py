@@ -99,7 +99,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
-    together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.
+    together at most n^2 words for panels (one rank factors a panel), and 3 n^2/2 for rows that pivoting exchanges.
     Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """

@@ -34,8 +34,8 @@ def svdvals(A: DistMatrix) -> np.ndarray:
     On the host, A is reduced to a band of 64 diagonals by blocks of reflections from both sides, and the band to a
     bidiagonal matrix by LAPACK on one rank.  With m >= n, for P ranks: (4 m n^2 - 4/3 n^3)/P flops in products, or
     (2 m n^2 + 2 n^3)/P where m > 5/3 n and A = Q R first, and 400 n^2 on one rank; m n + n^2/2 words in for each rank,
-    and those of sums along grid rows and columns.  On a device, and up to 128 values, LAPACK on one rank computes the
-    values of R, where A = Q R.
+    and the words of sums along grid rows and columns.  On a device, and up to 128 values, LAPACK on one rank computes
+    the values of R, where A = Q R.
     Raises DTypeError or DeviceError on all ranks; LinAlgError where an element is NaN or infinite.
     Error: |s^ - s| <= c m n^{1/2} eps s_1 (Higham 2002, 19.3).
     Grosser & Lang, Parallel Comput. 25(8), 1999.
@@ -68,7 +68,8 @@ def through_band(work: Work, A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n), m >= n, on the host; unchanged.
 
     Cost: (4 m n^2 - 4/3 n^3)/P flops in products, or 2 m n^2 + 2 n^3 by a QR factorisation first where m > 5/3 n, and
-    6 n^2 b flops on one rank; about m n words in for each of few ranks, and those of sums along grid rows and columns.
+    6 n^2 b flops on one rank, b = 64; about m n words in for each of few ranks, and the words of sums along grid rows
+    and columns.
     """
     m, n = A.shape
     if 3 * m > 5 * n:
