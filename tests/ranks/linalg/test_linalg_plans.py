@@ -253,7 +253,7 @@ def test_bad_arguments(comm: Any) -> None:
         A, call = DistMatrix.eye(4, grid=grid), linalg.plan
         for wrong, message in (
             ((3, A), "plan takes a function of matrices, or one of .*; got 3"),
-            (("cholesk", A), "or one of LU, cho_factor, .*; got 'cholesk'"),
+            (("cholesk", A), "or one of the names LU, cho_factor, .*; got 'cholesk'"),
             (("cholesky", A, A), "takes the arguments of cholesky, A, lower, overwrite_a: too many positional"),
             ((linalg.trmm, A), "missing a required argument: 'B'"),
             ((linalg.svd, A, 9), "k = 9 is more than the 4 singular values"),
