@@ -68,7 +68,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "cp 2": (2, 1, {"cp": 2}),
     "pp 2": (2, 1, {"pp": 2, "microbatches": 8}),
     "pp 2, 2 microbatches": (2, 1, {"pp": 2, "microbatches": 2}),
-}  # ranks, threads, and the options in which it differs from one process
+}  # {layout: (ranks, threads, options of `TrainingLayout`)}
 
 
 # ------------------------------------------------------------------ from file to file
@@ -192,11 +192,11 @@ def of_plans(plans: dict[str, float], seconds: dict[str, float]) -> Iterator[str
     from scipy.stats import spearmanr
 
     for name, planned in plans.items():
-        yield f"{name}: planned {1e3 * planned:.1f} ms, {planned / seconds[name]:.2f} of it"
+        yield f"{name}: planned {1e3 * planned:.1f} ms, {planned / seconds[name]:.2f} of the measured time"
     order = spearmanr([*plans.values()], [seconds[name] for name in plans]).statistic
     yield f"rank correlation of the {len(plans)} plans and their times: {order:.2f}"
     bubble = seconds["one thread"] / 2 * (1 + 1 / 8)
-    yield f"pp 2 over half of one thread's time and the bubble of 1/8: {seconds['pp 2'] / bubble:.2f}"
+    yield f"pp 2 over the ideal, half of one thread's time plus a bubble of 1/8: {seconds['pp 2'] / bubble:.2f}"
 
 
 # ------------------------------------------------------------------ jobs that serve steps

@@ -6,7 +6,7 @@ Changed files are those that differ from the commit where this branch left BASE 
 For a module, at most FEW test files are chosen: files that import the module or one of its importers, and use its
 names.  Files that import the module itself rank first, then files that use its names most.  If fewer than ON_RANKS of
 them run on ranks, test files on ranks that use the names of its importers most are added.  For any other file, the
-test files that name it are chosen.  Most of the package uses most modules below it, so other tests could fail, too.
+test files that name it are chosen.  Other tests could fail, too: most modules are used by most of the package.
 Exit codes: 0, or 2 if BASE is not a commit.
 """
 

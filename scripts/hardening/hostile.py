@@ -40,7 +40,7 @@ from attacks.trial import KINDS, Finding, Told, Trial, end_all  # noqa: E402
 INSIDE = "_PDGEMM_HOSTILE"  # this environment variable is set inside the namespaces
 OUTCOMES = ("right", "refused", "ended")
 
-# For each detector a fault that it must find, which --plant adds to the product.
+# {detector: code that --plant adds to each product, a fault that the detector must find}
 PLANTS = {
     "hang": "while True: pass",
     "wrong": "made = product(*args, **options); made.local[...] += 1",

@@ -56,10 +56,10 @@ BAD = {  # arguments, or a whole command, and the error; before options, "a.h5:/
     "a.h5:/x links.h5:/y -o links.h5:/soft": "/soft exists, and is B: it is replaced only with --force",
     "--c a.h5:/c --beta 1 -o a.h5:/x": "a.h5:/x exists, and is A",
     "svd a.h5:/x -o a.h5:/x": "x/Vh cannot be saved there, because x is not a group",
-    "svd a.h5:/x -o c.h5:/svd --trace c.h5": "--trace c.h5 is a file that is read or written here",
+    "svd a.h5:/x -o c.h5:/svd --trace c.h5": "--trace c.h5 is also the file of a dataset",
     "a.h5:/x a.h5:/long": "a.h5:/long holds int64; a matrix can be of ",
-    "--trace ./b.h5": "--trace ./b.h5 is a file that is read or written here",
-    "--trace c.h5": "--trace c.h5 is a file that is read or written here",
+    "--trace ./b.h5": "--trace ./b.h5 is also the file of a dataset",
+    "--trace c.h5": "--trace c.h5 is also the file of a dataset",
     "a.h5:/tall a.h5:/tall": "inner dimensions do not agree: op(A) is 3000000 x 1",
     "a.h5:/tall a.h5:/tall --transb T": "A, B, C and the buffers of the product need ",
     "generate c.h5:/x --shape 3000000x3000000": "are free in",
@@ -277,8 +277,8 @@ def test_plan_compares_the_algorithms_of_a_collective(folder: Path) -> None:
     facts = json.loads(pdgemm(1, *words, "--words", "640", "--json", cwd=folder).stdout)
     assert [x["words"] for x in facts["algorithms"] if x["algorithm"] == "ring"] == [2 * 640 * 15 // 16]
     for more, message in (
-        ([*words], "takes --words"),
-        ([*words, "--words", "9", "--layouts", "ideal"], "none of the options of a product, such as --layouts"),
+        ([*words], "needs --words"),
+        ([*words, "--words", "9", "--layouts", "ideal"], "takes no option of a product, such as --layouts"),
         ([*words, "--words", "1.5"], "'1.5' is not of the form 25e6"),
         (["plan", "--ranks", "2"], "Missing option '--shape'"),
     ):

@@ -42,7 +42,7 @@ class Job:
     def start(self) -> None:
         """Load MPI, unless it is loaded.  Collective over all ranks that the launcher started.
 
-        Raises ArgumentError on all ranks if their command lines differ, and NoMPIError.
+        Raises ArgumentError on all ranks if their command lines differ; NoMPIError if MPI cannot be loaded.
         """
         if self._world is not None:
             return

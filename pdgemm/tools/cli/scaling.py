@@ -38,16 +38,16 @@ _of_training = options.stacked_options(
     ),
     click.option(
         "--layouts", "layouts", multiple=True, default=(AUTO,), show_default="auto",
-        help="Of training: auto, the fastest by the plan; dp,tp,pp; or such as dp=2,tp=2; may be given several times.",
+        help="Layout of training: auto (the fastest by the plan), dp,tp,pp or such as dp=2,tp=2.  May be repeated.",
     ),
-    click.option("--batch", type=options.COUNT, default=16, show_default=True, help="Samples of a step; weak: a rank."),
+    click.option("--batch", type=options.COUNT, default=16, show_default=True, help="Samples a step; weak: a rank."),
     *(click.option(f"--{name}", type=options.COUNT, default=size, show_default=True) for name, size in SIZES.items()),
 )  # fmt: skip
 
 
 @click.command(short_help="Measure products, or training, on ranks.")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
-@click.option("--shape", "shapes", type=MNK, multiple=True, help="Of products: m,n,k; on one rank for a weak study.")
+@click.option("--shape", "shapes", type=MNK, multiple=True, help="m,n,k of a product; in a weak study, on one rank.")
 @click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
 @click.option(
     "--out", type=click.Path(dir_okay=False), help="File of results, a line per case; with --train: training.jsonl."
@@ -91,8 +91,8 @@ def scaling(
     rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples (strong, the
     default), or as many on each rank (weak).
 
-    Alone it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that job.  Cases
-    that are in the file are not measured again.
+    Without a launcher, it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that
+    job.  Cases that are in the file are not measured again.
     """
     _check_options(training=program is not None)
     if out is None and program is None:
@@ -120,7 +120,7 @@ def _check_options(training: bool) -> None:
     """Raise UsageError where options of products were typed for training, or the other way round."""
     others = ("shapes", "algorithms", "mover", "memory_limit", "device") if training else ("layouts", "batch", *SIZES)
     for option in options.typed(others):
-        belongs = "products: leave it, or --train, out" if training else "training: it takes --train"
+        belongs = "products: leave out it or --train" if training else "training: it needs --train"
         raise click.UsageError(f"{option} is an option of studies of {belongs}")
 
 
@@ -155,7 +155,7 @@ class _StudyInFile:
     ordinary: bool
 
     def opened(self) -> tuple[records.Study, Machine | None]:
-        """Return the contents of the file, and the machine of the option, of PDGEMM_MACHINE, or of the study, if any.
+        """Return the contents of the file, and the machine of --machine, PDGEMM_MACHINE, or the study, or None.
 
         Raises FileError if the study cannot be continued.
         """
@@ -286,7 +286,7 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
         _say(study.headline(todo))
 
     def doing(case: records.AnyCase, done: int) -> None:
-        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
+        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "only this case is lost")
 
     def notify(case: records.AnyCase, record: records.Record) -> None:
         _say(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")

@@ -61,7 +61,7 @@ def _write(figure: Figure, out: Path) -> None:
 
 # ------------------------------------------------------------------ candidates
 def draw_candidates(candidates: Sequence[Candidate], out: Path, title: str, memory: int | None) -> None:
-    """Draw the time and the memory of each candidate.   memory : limit in bytes per rank; None: none."""
+    """Draw the time and the memory of each candidate.   memory : limit in bytes per rank, or None."""
     with figures.drawing():
         figure = _figure(figures.WIDTH, 1.2 + 0.21 * len(candidates))
         figure.suptitle(title, fontsize=9.5)

@@ -1,7 +1,7 @@
 """Predictions of a curve on any number of ranks by the planner, without MPI and other ranks.
 
-The planner predicts the plan that a run itself would choose: A, B and C on a near-square grid, in one block for each
-rank, and matrices whose layout does not fit the algorithm redistributed before and after the product.
+The planner predicts the plan that a run itself would choose: A, B and C are on a near-square grid, in one block for
+each rank; matrices whose layout does not fit the algorithm are redistributed before and after the product.
 """
 
 from __future__ import annotations
@@ -108,5 +108,5 @@ def assumptions(predictions: Sequence[Predicted], gpus: bool) -> list[str]:
             "as one has cores for; links between nodes were not measured, those of an ordinary cluster are assumed."
         )
     if gpus:
-        notes.append("There are no predictions for GPUs: a calibration is of processors.")
+        notes.append("Products on GPUs are not predicted.")
     return notes

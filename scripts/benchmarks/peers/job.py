@@ -39,10 +39,10 @@ class Job:
     """A command that multiplies on request.  If it contains {m}, {n} or {k}, it is started again for each shape.
 
     It reads a line "m n k" for each product, and prints a line: the seconds and an optional note, or "-" and the
-    reason why it cannot multiply.  A line "kernel NAME" before names the kernel of its BLAS, which OpenBLAS and MKL can
-    also print themselves.  Other lines are ignored.  It ends at an empty line.
+    reason why it cannot multiply.  A line "kernel NAME" before the first answer names the kernel of its BLAS, which
+    OpenBLAS and MKL can also print themselves.  Other lines are ignored.  It ends at an empty line.
 
-    wanted : NumPy's kernel, which OpenBLAS is told to use; if it does not, it is told to use the nearest one.
+    wanted : NumPy's kernel, which OpenBLAS is told to use; if it uses another one, it is told to use the nearest one.
     """
 
     def __init__(self, command: str, wanted: str, **values: object) -> None:

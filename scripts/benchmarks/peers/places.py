@@ -82,7 +82,7 @@ class Place:
         return Contender(name, f"{self.launcher(debian=True)} {shlex.quote(str(path))} {arguments}", missing)
 
     def enter(self) -> None:
-        """Run this command again on the first of the hosts, and exit with its code; there, do nothing."""
+        """Unless this process is on one of the hosts, run the command again on the first, and exit with its code."""
         if "--inside" not in sys.argv:
             words = [str(SCRIPTS / "hosts.sh"), "--rate", "10gbit", str(self.hosts), sys.executable, *sys.argv]
             sys.exit(subprocess.run([*words, "--inside"], check=False).returncode)

@@ -15,7 +15,7 @@ ORDERS = (2, 3, 4, 6, 8, 13, 24, 40, 70)
 CONSTANT = "constant rows"
 SIZES = ("normal", CONSTANT, "a tiny row", "all tiny", "a subnormal row", "a tiny column", "a huge row", "all sizes")
 PLACES = ("panel of A", "panel of B", "C")
-LARGE = 0.1  # an error in row i of this part of sum_k |a_ik| |b_k| + |c0_i| must be found
+LARGE = 0.1  # an error of this fraction of sum_k |a_ik| |b_k| + |c0_i| in row i must be found
 
 
 def matrix(values: np.random.Generator, kind: str, shape: tuple[int, int], dtype: str) -> np.ndarray:

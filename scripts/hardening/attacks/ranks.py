@@ -53,7 +53,7 @@ def attempt(work: Callable[[], Any]) -> Outcome:
 
 
 def agreed(outcome: Outcome) -> str:
-    """Return "right" or "refused" if it is the outcome of all ranks; else raise Finding."""
+    """Return "right" or "refused" if all ranks have this outcome; else raise Finding."""
     said = MEET.allgather((outcome[0], outcome[1] if outcome[0] != "ok" else ""))
     if len({*said}) > 1:
         other = next(x for x in said if x != said[0])
@@ -262,7 +262,7 @@ class Calls:
 
 
 def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
-    """Call a function with a wrong argument on one rank or all, with another function or no call on one, or rightly."""
+    """Call a function: with right arguments, a wrong one on one rank or all, or another call, or none, on one rank."""
     comm = WORLD.Dup()
     calls = Calls(comm, rng)
     if comm.rank == 0 and not Path("in.h5").exists():
@@ -307,7 +307,7 @@ def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
 
 # ------------------------------------------------------------------ files of save_all
 def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
-    """Flip a bit in the newest of two generations, most often in its metadata: either is loaded, and is complete."""
+    """Flip a bit in the newer of two saved states, most often in its metadata: one must be loaded completely."""
     path, comm = Path(f"state.{number}.h5"), WORLD.Dup()
     values = np.random.default_rng(rng.getrandbits(32))
     shapes = {rng.choice(("w", "v/w", "ü")): (3, 4), "x": (rng.randrange(3), 5), "a/b/c": (8, 8)}
@@ -338,7 +338,7 @@ def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
             raise Finding("lost", f"the loaded state is not all of generation {step + 1}")
         save(2)
         if not whole(2):
-            raise Finding("lost", "the state that is saved afterwards is not the one that is loaded")
+            raise Finding("lost", "after the flip a third state was saved, but another one is loaded")
     comm.Free()
     return "right" if step else "refused"
 
