@@ -201,7 +201,7 @@ def of_plans(plans: dict[str, float], seconds: dict[str, float]) -> Iterator[str
 
 # ------------------------------------------------------------------ jobs that serve steps
 def job_of(words: list[str], ranks: int, threads: int) -> Job:
-    """Return a job of this program that serves steps."""
+    """Return a job that runs a command of this program, and takes steps on request."""
     pinned = [] if ranks > 1 else ["--bind-to", "none"]
     launcher = ["env", f"OMP_NUM_THREADS={threads}", f"OPENBLAS_NUM_THREADS={threads}", "mpiexec", "-n", str(ranks)]
     return Job(shlex.join([*launcher, *pinned, sys.executable, sys.argv[0], *words]), "")
@@ -229,7 +229,7 @@ def serve(step: Work, comm: Any) -> Iterator[Case]:
 
 
 def serve_threads(comm: Any, layers: int = 4, width: int = 1024, samples: int = 1024, axis: str = "dp") -> Any:
-    """Serve the steps of one contender of `threads`."""
+    """Take steps on request, as one contender of `threads`."""
     from bench_training import Block, Perceptron, mesh_of
 
     mesh = mesh_of(**{axis: -1})
@@ -238,7 +238,7 @@ def serve_threads(comm: Any, layers: int = 4, width: int = 1024, samples: int = 
 
 
 def serve_gpt(comm: Any, words: str = "") -> Iterator[Case]:
-    """Serve the steps of one contender of `gpt`."""
+    """Take steps on request, as one contender of `gpt`."""
     from bench_training import gpt_step
 
     return serve(*gpt_step(words.split()))

@@ -281,7 +281,7 @@ class Sleeping:
 def pipelines(
     comm: Any, microbatches: int = 8, chunks: int = 2, forward: float = 0.02, words: int = 1000, draw: bool = False
 ) -> Iterator[Case]:
-    """Pipelines of stages that sleep, by each schedule: the measured bubble compared with the one of the plan.
+    """Pipelines of stages that sleep, by each schedule: the measured bubble compared with the planned one.
 
     A forward pass takes `forward` seconds and a backward pass twice as long, half of it for the gradients of weights;
     with chunks, each takes its share.  Sleeping stages need no processor, so there may be more stages than cores.  The

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The first hour on a machine with a GPU, in steps of at most eight minutes, the most telling first.
+"""The first hour on a machine with a GPU, in steps of at most eight minutes, the most informative first.
 
     scripts/gpu/gpu_first.sh --out first-hour                       all steps that have not passed yet
     scripts/gpu/gpu_first.sh --out first-hour --steps ratio-1,copies-1 --again

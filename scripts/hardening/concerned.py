@@ -80,7 +80,7 @@ def _module(name: str) -> str:
 
 
 def modules_imported(tree: ast.Module) -> frozenset[str]:
-    """Return the modules of the package that a file imports, or names in a string, as commands are registered."""
+    """Return the modules of the package that a file imports, or names in strings as the registry of commands does."""
     names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pdgemm":

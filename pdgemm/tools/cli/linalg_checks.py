@@ -1,4 +1,4 @@
-"""The checks of `--verify` of the commands of linear algebra: relative errors, and bounds of rounding errors."""
+"""The checks that `--verify` makes in commands of linear algebra: relative errors, and bounds of rounding errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RANDOM = 30  # the most random columns G of `svd_checks`
 
 @dataclass(frozen=True)
 class Check:
-    """A relative error, and the largest error that rounding explains; infinite where a norm overflows."""
+    """A relative error, and its bound by rounding, which is infinite if a norm overflows."""
 
     what: str
     value: float

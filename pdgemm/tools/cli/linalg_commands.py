@@ -29,7 +29,7 @@ def _output(text: str, required: bool = True) -> Any:
 
 
 def _command(short_help: str, *own: Callable[[Any], Any], writes: bool = True) -> Callable[[Any], click.Command]:
-    """Return a decorator that makes a command on a matrix A.   own : parameters besides those of all these commands."""
+    """Return a decorator that makes a command on a matrix A.   own : the parameters of this command only."""
 
     def decorate(declared: Callable[[], None]) -> click.Command:
         @wraps(declared)
@@ -65,14 +65,15 @@ def solve() -> None:
     _output("Dataset for X; replaced if pdgemm wrote it."),
     click.option(
         "--rcond", type=click.FloatRange(0),
-        help="Singular values of A up to this part of the largest are taken for 0; default: max(m, n) eps.",
+        help="Singular values of A up to this fraction of the largest one count as 0; default: max(m, n) eps.",
     ),
 )  # fmt: skip
 def lstsq() -> None:
     """Compute X with the least norm of B - A X and, of all such X, the one of least norm.
 
     The rank of A, its largest and smallest singular value, and the norm of B - A X are printed.  --verify checks that
-    X is a solution for a matrix within rounding errors of A and, where the rank is less than n, the one of least norm.
+    X is a solution for a matrix that differs from A by rounding errors.  If the rank is less than n, it also checks
+    that X is the solution of least norm.
     """
 
 
@@ -114,7 +115,7 @@ def svd() -> None:
     "Compute eigenvalues of a Hermitian matrix.",
     _output("Group of a file for w and V, such as f.h5:/eigh; default: none.", required=False),
     click.option("--lower/--upper", default=True, help="The triangle of A that is read; default: the lower one."),
-    click.option("--subset", type=SUBSET, help="Eigenvalues LO to HI, both included, from 0 in ascending order."),
+    click.option("--subset", type=SUBSET, help="Eigenvalues LO to HI, both included, numbered from 0."),
     click.option("--values", "alone", is_flag=True, help="Only eigenvalues, in less time."),
 )
 def eigh() -> None:
@@ -131,7 +132,7 @@ def eigh() -> None:
     "Print the rank of a matrix.",
     click.option(
         "--rtol", type=click.FloatRange(0),
-        help="Singular values up to this part of the largest are taken for 0; default: max(m, n) eps.",
+        help="Singular values up to this fraction of the largest one count as 0; default: max(m, n) eps.",
     ),
     writes=False,
 )  # fmt: skip

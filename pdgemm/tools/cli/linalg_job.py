@@ -74,7 +74,7 @@ def carry_out(
 def _read(
     say: Speaker, how: How, operands: Sequence[Source], outputs: dict[Dataset, int], words: int
 ) -> list[DistMatrix]:
-    """Check all facts that need no elements, and read the operands.
+    """Check all that can be checked without elements, and read the operands.
 
     outputs : the number of elements of each result.   words : the words that all ranks together need besides A and B.
     """

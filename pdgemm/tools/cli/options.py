@@ -159,7 +159,7 @@ def stacked_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def typed(parameters: Iterable[str]) -> list[str]:
-    """Return the options for these parameters that are on the command line of the running command."""
+    """Return the options of these parameters that the user typed for the running command."""
     context, names = click.get_current_context(), {*parameters}
     on_command_line = click.core.ParameterSource.COMMANDLINE
     return [
@@ -169,10 +169,7 @@ def typed(parameters: Iterable[str]) -> list[str]:
 
 
 def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
-    """Raise UsageError where another file of the command is also the file of a dataset.
-
-    others : the other files, by their options.
-    """
+    """Raise UsageError if another file of the command also contains a dataset.   others : {option: other file}."""
     used = {os.path.realpath(x.path) for x in datasets if x}
     for name, file in others.items():
         if file and os.path.realpath(file) in used:

@@ -186,7 +186,7 @@ def _in_parts(question: Question) -> Tiling | int:
 
 
 def _range(numbers: Any, form: Callable[[float], str]) -> str:
-    """Return the smallest and the largest number as text, once where they are the same."""
+    """Return the smallest and the largest number as text; only one number if they are equal."""
     return " to ".join(dict.fromkeys((form(numbers.min()), form(numbers.max()))))
 
 

@@ -40,7 +40,10 @@ _of_training = options.stacked_options(
         "--layouts", "layouts", multiple=True, default=(AUTO,), show_default="auto",
         help="Layout of training: auto (the fastest by the plan), dp,tp,pp or such as dp=2,tp=2.  May be repeated.",
     ),
-    click.option("--batch", type=options.COUNT, default=16, show_default=True, help="Samples a step; weak: a rank."),
+    click.option(
+        "--batch", type=options.COUNT, default=16, show_default=True,
+        help="Samples of a step; in a weak study, of a step and rank.",
+    ),
     *(click.option(f"--{name}", type=options.COUNT, default=size, show_default=True) for name, size in SIZES.items()),
 )  # fmt: skip
 
@@ -125,7 +128,7 @@ def _check_options(training: bool) -> None:
 
 
 def _multiplied(studied: dict[str, Any], device: str) -> list[records.AnyCase]:
-    """Return the products of a study by its options."""
+    """Return the cases of a study of products, from its options."""
     if studied["kind"] is None:
         raise click.MissingParameter(param_hint=f"one of {', '.join(KINDS)}, or --train", param_type="argument")
     if not studied["shapes"]:
@@ -136,7 +139,7 @@ def _multiplied(studied: dict[str, Any], device: str) -> list[records.AnyCase]:
 
 
 def _trained(studied: dict[str, Any], **how: Any) -> list[records.AnyCase]:
-    """Return the cases of a study of training by its options."""
+    """Return the cases of a study of training, from its options."""
     program_file(how["program"])
     kind, dtypes = studied["kind"] or "strong", studied["dtypes"] or ("float32",)
     sizes, of = {name: studied[name] for name in SIZES}, {name: studied[name] for name in ("ranks", "layouts", "batch")}
@@ -174,14 +177,14 @@ class _StudyInFile:
         return study, machine
 
     def keep(self, study: records.Study, machine: Machine | None) -> None:
-        """Add the machine of the plans to the file, unless it is the study's machine already."""
+        """Add the machine by which cases are planned to the file, unless the file has it already."""
         if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
             records.append(self.path, {"machine": known})
 
     def fitting(
         self, todo: list[records.AnyCase], ranks: int | None, what: str, loud: bool = True
     ) -> tuple[list[records.AnyCase], bool]:
-        """Return the cases that fit the available ranks, and whether all do.   loud : print a line on the others."""
+        """Return the cases that fit the available ranks, and whether all do.   loud : warn about the other cases."""
         large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
         if ranks is None or not large:
             return todo, True

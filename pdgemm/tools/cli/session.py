@@ -58,7 +58,7 @@ class Speaker(Observer):
         self.note(key, [str(what)], [*self.facts.get(key, []), plain] if several or key == "read" else plain)
 
     def note(self, key: str, lines: Sequence[str], fact: Any, err: bool = False) -> None:
-        """Print lines, or make a fact a member of the JSON object."""
+        """Print lines or, with --json, add a fact to the JSON object."""
         if self.grid.rank:
             return
         self.facts[key] = fact

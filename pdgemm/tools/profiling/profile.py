@@ -108,7 +108,7 @@ class Rank:
 
     seconds   : the time of all products, from call to return.   phases : the time of each phase, redistributions apart.
     reports   : the reports of its products.
-    training  : the time of steps of training by phase, and "waits", the part of both passes in which they wait.
+    training  : the time of steps of training by phase, and "waits", the waits in forward and backward passes.
     transfers : by kind, the seconds and bytes of each transfer, and whether the rank waited at its middle and its end.
     """
 

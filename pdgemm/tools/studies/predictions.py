@@ -105,7 +105,7 @@ def assumptions(predictions: Sequence[Predicted], gpus: bool) -> list[str]:
     for size in sorted({x.machine.ranks_per_node or 1 for x in predictions if x.guessed}):
         notes.append(
             f"Predictions for more than {counted(size, 'rank')} assume nodes of {counted(size, 'rank')} each, as many "
-            "as one has cores for; links between nodes were not measured, those of an ordinary cluster are assumed."
+            "as a node has cores for; links between nodes were not measured: those of an ordinary cluster are assumed."
         )
     if gpus:
         notes.append("Products on GPUs are not predicted.")

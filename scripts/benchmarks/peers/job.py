@@ -75,7 +75,7 @@ class Job:
 
     @property
     def kernel(self) -> str:
-        """The kernel of its BLAS; "" as long as it is not known."""
+        """The kernel of the job's BLAS; "" as long as it is not known."""
         text = os.pread(self.errors.fileno(), 1 << 20, 0).decode(errors="replace")  # pread moves no file position
         return ", ".join(dict.fromkeys(OPENBLAS.findall(text))) if self.said is None else self.said
 
@@ -87,7 +87,7 @@ class Job:
 
     @property
     def unlike(self) -> str:
-        """The reason why its times cannot be compared with NumPy's: kernels of different generations; or ""."""
+        """The reason why the job's times cannot be compared with NumPy's: kernels of different generations; or ""."""
         ours, numpys = generation(self.kernel) or "not known", generation(self.wanted) or "not known"
         return "" if self.kernel and ours == numpys else f"{ours}, NumPy {numpys}"
 

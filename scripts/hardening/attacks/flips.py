@@ -19,7 +19,7 @@ LARGE = 0.1  # an error of this fraction of sum_k |a_ik| |b_k| + |c0_i| in row i
 
 
 def matrix(values: np.random.Generator, kind: str, shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Return a random matrix whose rows or columns have magnitudes of a kind in SIZES."""
+    """Return a random matrix whose rows or columns have the magnitudes of `kind`, one of SIZES."""
     tiny, least, huge = (1e-160, 5e-324, 1e130) if dtype in ("float64", "complex128") else (1e-25, 1e-44, 1e14)
     x = values.standard_normal(shape)
     if dtype[0] == "c":

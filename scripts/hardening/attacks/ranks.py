@@ -162,7 +162,7 @@ def function(i: Any, j: Any) -> Any:
 
 
 class Calls:
-    """Functions with valid arguments, and their results; a case begins with one of them."""
+    """Calls of library functions with valid arguments, and their right results; a case changes one of these calls."""
 
     def __init__(self, comm: MPI.Intracomm, rng: random.Random) -> None:
         self.comm, self.rng = comm, rng
@@ -177,7 +177,7 @@ class Calls:
         self.others: list[Any] = [self.A.T, self.A[1:, :], self.A.H, thin, thin.H]
 
     def any(self) -> tuple[str, Callable[..., Any], dict[str, Any], Any]:
-        """Return a name, a function, its arguments by name, and the right result."""
+        """Return a random one of the calls: a name, the function, its arguments by name, and the right result."""
         A, B, C, a, grid = self.A, self.B, self.C, self.a, self.grid
         made: dict[str, Any] = {"grid": grid, "block": None, "source": (0, 0)}
         asked: dict[str, Any] = {"algorithm": "auto", "lookahead": 1, "mover": "auto", "check": True}
@@ -240,7 +240,7 @@ class Calls:
         return self.rng.choice(calls)
 
     def wrong(self, value: Any) -> Any:
-        """Return another value, most often an invalid one."""
+        """Return another value for this argument, most often an invalid one."""
         rng = self.rng
         if (
             value is self.alike and self.comm.size > 1 and rng.random() < 0.8

@@ -1,4 +1,4 @@
-"""One trial of the campaign: its folder, its /dev/shm, its jobs, and the detectors that judge them.
+"""One trial of hostile.py: its folder, its /dev/shm, its jobs, and the detectors that judge them.
 
 This process is the first in new namespaces, which hostile.py creates.  All other processes there, and /dev/shm, belong
 to the trial, and are cleared when it ends.
