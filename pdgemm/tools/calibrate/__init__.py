@@ -123,7 +123,7 @@ def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
 def _rates(comm: MPI.Comm, place: MeasuredPlace, dtype: str, copy: float) -> dict[int, float]:
     """Return, by panel width, the flops per second of a rank that adds panel products to a block, without copies."""
     side, widths, times = place.sizes.side, place.sizes.widths, place.sizes.times
-    with together(comm):  # a device may be full
+    with together(comm):  # one rank may lack device memory
         A, B = place.random(side, widths[-1], dtype), place.random(widths[-1], side, dtype)
         C = place.random(side, side, dtype)
 

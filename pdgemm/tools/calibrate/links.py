@@ -40,7 +40,7 @@ def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> d
     others = comm.size - 1
     received, large = _ROUNDS * others, place.sizes.words
     for name in place.broadcasts:
-        with together(all_):  # a device may be full on one rank
+        with together(all_):  # one rank may lack device memory
             works = [_broadcaster(comm, place, name, words, ahead) for words in sizes]
         measured[name] = measured_link(all_, works, place, words=large * received, messages=received)
     if place.staged:  # staged panels are sent around a ring, whatever the mover

@@ -109,7 +109,7 @@ def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume
     _check_square(x, "solve")
     _check_rows(x, y)
     n, m = y.shape
-    squares = {"gen": 2, "her": 3}.get(assume, 1)  # matrices n x n: A, its factors, and messages of a triangle
+    squares = {"gen": 2, "her": 3}.get(assume, 1)  # number of n x n matrices: A, factors, messages of a triangle
     words = (2 + 2 * how.verified) * (squares * n * n + 3 * n * m)
     A, B = _read(say, how, (x, y), {output: n * m}, words)
     with say.progress("solve"):

@@ -44,8 +44,8 @@ class Speaker(Observer):
         self.grid, self.as_json = grid, as_json
         self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
-        self._plan: ProductPlan | None = None  # the plan, for the page
-        self._said = list[str]()  # the texts of reports, for the page
+        self._plan: ProductPlan | None = None  # for the page of --report
+        self._said = list[str]()  # texts of reports, for the page of --report
 
     def report(self, key: str, what: Any, several: bool = False) -> None:
         """Report a result, as a line or as a member of the JSON object.   several : the member is a list of results."""

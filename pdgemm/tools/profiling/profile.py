@@ -25,7 +25,7 @@ PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # phases of a prod
 # outside products: files, redistributions, batches of small products, epilogues after a product's last sum, checks
 OUTSIDE = ("read", "write", "moved", "batch", "epilogue", "verify")
 TRAINING = (*PASSES, "reduce", "optimizer")  # phases of a step of training
-LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
+LARGE = 1 << 16  # least bytes of a transfer from which a bandwidth is computed
 LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
 ROUNDING = 20.0  # microseconds by which a transfer may seem to end after the wait for it
 ORDINARY = ("default", "GPUs")  # machine models that were not calibrated

@@ -251,7 +251,7 @@ def _split(section: Section, axes: Axes) -> None:
     bars = draw_parts(axes, places, shares, SPLIT, height=0.78)
     compute = np.array([x["compute"] for x in shares])
     hidden = np.minimum(compute, [100 * x.hidden / whole for x, whole in zip(points, wholes)])
-    if hidden.any():  # next to the waits: hidden and waited for, both are the transfers
+    if hidden.any():  # next to the waits, because both together are the time of transfers
         style: Any = {"color": SPLIT["compute"], "edgecolor": "white", "hatch": "////", "linewidth": 0}
         axes.barh(places, hidden, 0.78, compute - hidden, label="compute, transfers hidden behind it", **style)
     hides = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]

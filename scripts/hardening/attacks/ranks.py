@@ -330,7 +330,7 @@ def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
         if MEET.rank == 0:
             data = bytearray(path.read_bytes())
             data[bit // 8] ^= 1 << bit % 8
-            path.unlink()  # the older generation may be the same file
+            path.unlink()  # the older generation may be a link to the same file
             path.write_bytes(data)
         MEET.Barrier()
         step = hdf5.load_all(path, grid).attrs["step"]

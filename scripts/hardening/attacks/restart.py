@@ -108,7 +108,7 @@ def inputs(trial: Trial) -> None:
     words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "z.h5:/z", "--alpha", "1.5", "--checkpoint", "0s"]
     words += ["--beta", "2", "--c", "c.h5:/x"] if beta else []
     words += ["--memory", f"{rng.randint(3, 6)}MB"] if rng.random() < 0.6 else []
-    runs = rng.random() < 0.3  # while it runs
+    runs = rng.random() < 0.3  # change the file while the product runs
     job, checkpoint = trial.start(rng.randint(1, trial.size), *words), work / "z.h5.z.checkpoint"
     job.until(checkpoint.exists)
     time.sleep(rng.uniform(0, 0.3))

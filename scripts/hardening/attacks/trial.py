@@ -223,7 +223,7 @@ class Trial:
                 run, stuck = job.said(-signal.SIGABRT), bad
             lines = [line.split(" ", 3)[1:] for line in run.out.splitlines() if line.startswith("case ")]
             number = max([int(line[0]) + 1 for line in lines], default=count)
-            for case, word, text in {line[0]: line for line in lines}.values():  # the last of each
+            for case, word, text in {line[0]: line for line in lines}.values():  # the last line of each case
                 if word in KINDS:
                     self.found(word, text, int(case))
                 elif word != "begins":
