@@ -223,7 +223,7 @@ def test_a_page_of_products_and_of_training(tmp_path: Path) -> None:
         "Distributed matrix multiplication: strong scaling; training of a transformer: strong scaling, weak scaling",
         "Strong scaling of training: 4 layers of 128 with 4 heads, vocabulary 256, 8 samples of 128 tokens, float32",
         "8 samples of 128 tokens on a rank", "The losses of 2 cases agree", "equal on all ranks", "MFU [%]", "HFU [%]",
-        "planned bubble [%]", "GFLOP/s: 2 m n k", "what the passes compute", "pdgemm scaling strong",
+        "planned bubble [%]", "GFLOP/s: 2 m n k", "computation of the passes", "pdgemm scaling strong",
     ):  # fmt: skip
         assert re.sub(r"\s+", " ", expected) in re.sub(r"\s+", " ", text), expected
     names = re.findall(r' id="([^"]+)"', text)
