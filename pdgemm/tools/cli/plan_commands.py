@@ -219,7 +219,7 @@ def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
 def _question_of(
     mnk: tuple[int, int, int] | None, dtype: str, machine_file: str | None, ranks_per_node: int | None, **others: Any
 ) -> Question:
-    """Return the question that the options of `plan` and `simulate` describe; `others` are fields of the question."""
+    """Return the `Question` to the planner from the options of `plan` and `simulate`; `others` are fields of it."""
     if mnk is None:
         raise click.MissingParameter(param_hint="'--shape'", param_type="option")
     machine = _machine(machine_file, ranks_per_node)

@@ -88,7 +88,7 @@ def predict(case: Case, measured: Iterable[int], to: int, machine: Machine | Non
 
 
 def question(case: Case, machine: Machine) -> Question:
-    """Return the planner's question for a case on the host."""
+    """Return the `Question` to the planner for a case on the host: the product and the machine."""
     mover = case.mover if case.mover in movers() else AUTO
     unlimited = Question(
         *case.mnk, case.ranks, np.dtype(case.dtype), algorithm=case.algorithm, mover=mover, machine=machine

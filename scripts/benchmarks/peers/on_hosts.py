@@ -41,7 +41,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
 
 
 def limit(setting: Setting) -> Way:
-    """Return a side of the limit: local products on all ranks, an exchange of the bytes a host receives, or both."""
+    """Return a `Way` that runs local products on all ranks, an exchange of the bytes a host receives, or both."""
     comm, (m, n, k) = setting.comm, setting.mnk
     names = comm.allgather(platform.node())
     hosts, here = sorted(set(names)), names.count(names[comm.rank])

@@ -257,7 +257,7 @@ class Trial:
             file[name] = matrix
 
     def read(self, where: str) -> np.ndarray:
-        """Read FILE:/DATASET by plain h5py; if it cannot be read, it is lost."""
+        """Read FILE:/DATASET by plain h5py; a dataset that cannot be read is a finding of kind "lost"."""
         path, _, name = where.rpartition(":")
         try:
             with h5py.File(self.work / path, "r") as file:
@@ -290,7 +290,7 @@ class Told(Exception):
 
 
 def judge(run: Run, codes: Sequence[int] = (0, 2)) -> str:
-    """Return "right" for exit code 0 (the caller checks results), "refused" for 2 and one line; else raise Finding."""
+    """Return "right" for exit code 0 (the caller checks results), "refused" for 2 with one error; else raise Finding."""
     if TOLD in run.err:
         raise Told
     text = run.out + run.err
