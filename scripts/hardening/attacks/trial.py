@@ -290,7 +290,7 @@ class Told(Exception):
 
 
 def judge(run: Run, codes: Sequence[int] = (0, 2)) -> str:
-    """Return "right" for exit code 0 (the caller checks results), "refused" for 2 with one error; else raise Finding."""
+    """Return "right" for exit code 0 (the caller checks results), "refused" for 2 and one error; else raise Finding."""
     if TOLD in run.err:
         raise Told
     text = run.out + run.err
