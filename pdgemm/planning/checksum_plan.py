@@ -34,7 +34,7 @@ class ChecksumPlan:
         return workspace
 
     def cost(self, rank: int | None) -> Checks:
-        """Return the cost of the checksums of one run: all-reduces of B x, norms, sizes, C x, and of the verdict."""
+        """Return the cost of the checksums of one run: all-reduces of B x, norms, sizes, C x and the verdict."""
         m, _, k = self.problem.mnk
         some = k, *self._rounding  # lengths of the all-reduced vectors; empty ones are skipped
         memory = sum(n * dtype.itemsize for n, dtype in self.buffers(rank).values())
@@ -42,7 +42,10 @@ class ChecksumPlan:
 
     @property
     def _rounding(self) -> tuple[int, int]:
-        """The numbers of norms (rows of B, and of C on entry) and of sizes (rows of A); 0 for integers: no rounding."""
+        """The lengths of the vectors from which tolerances are computed; 0 for integers, which are not rounded.
+
+        They are "norms", of the rows of B and of C on entry, and "sizes", of the rows of A B.
+        """
         problem, (m, _, k) = self.problem, self.problem.mnk
         rounded = problem.accumulate.kind not in "iu"
         return rounded * (k + (not problem.beta_is_zero) * m), rounded * (k > 0) * m

@@ -82,7 +82,7 @@ def choose_collective(
 
 
 def parts_of(operation: str, words: int, ranks: int) -> tuple[int, ...]:
-    """Return the words of even parts of the vector; for "all_to_all", of even parts of the vector of each rank."""
+    """Return the sizes of even parts of a vector of `words`; for "all_to_all", of the parts of every rank's vector."""
     return even_parts(words, ranks) * ranks if operation == "all_to_all" else even_parts(words, ranks)
 
 

@@ -90,10 +90,10 @@ class NodeLine:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """For each owner, the first position on the node that its panels reach last.
+        """For each owner, a position on the node that its panels reach last.
 
-        Positions are counted from the owner on, around the line.  Panels reach the nodes in the order of their next
-        positions: a node's first position, or, if it has positions before the owner, the one after the last of these.
+        Panels go around the line from the owner on, and reach each node at the node's first position after the owner.
+        The result is the last of these positions.
         """
         size = len(self.nodes)
         around = np.array(self.nodes * 2)

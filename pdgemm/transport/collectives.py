@@ -323,7 +323,7 @@ def _buffer(places: list[Parts], adds: bool) -> np.ndarray:
     return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # as above
+@np.errstate(over="ignore", invalid="ignore")  # as in _add_as_tree
 def _arrived(places: list[Parts], data: np.ndarray, adds: bool, join: Join | None, before: bool) -> None:
     """Copy, add or join a message into the views `places`.   before : it is from an earlier rank than this one."""
     if not adds and len(_flat(places)) == 1:

@@ -17,7 +17,7 @@ from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, gr
 from pdgemm.schedules.schedule import Buffers
 
 MOST_SWEEPS = 8  # in a group: more sweeps save messages, and fewer let the last rank start earlier
-_PASSES = 6  # over the elements of a block: two are reflected, one of them from both sides
+_PASSES = 6  # memory passes over a block in a task: two blocks are reflected, one of them from both sides
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Chase:
     def cuts(self) -> list[int]:
         """The first x of each rank, and the number of all x at the end; the first rank has x = 0."""
         number = -(-(self.tasks(0) + self.group - 1) // self.breadth)
-        sweeps = np.maximum(self.n - np.arange(number) * self.breadth * self.b, 1)  # approximate, with tasks there
+        sweeps = np.maximum(self.n - np.arange(number) * self.breadth * self.b, 1)  # sweeps with tasks at x, roughly
         wanted = np.arange(1, self.ranks) * sweeps.sum() / self.ranks
         inner = np.searchsorted(np.cumsum(sweeps) - sweeps / 2, wanted)
         return [0, *np.maximum(inner, min(1, number)).tolist(), number]

@@ -42,7 +42,7 @@ class Transfers:
         self.interrupted = False  # by KeyboardInterrupt, of which other ranks are not informed
 
     def used(self, recorder: Recorder) -> Transfers:
-        """Return this object, with `recorder` as the recorder of this run; each of its users calls this in each run."""
+        """Return this object with `recorder` as the recorder of one run; each user of the object calls `used` first."""
         if recorder is not self._recorder:
             self._recorder, self._coming = recorder, []  # an exception may have left groups in flight
         return self
