@@ -115,7 +115,7 @@ def _torus(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
 
 
 def _stationary_grids(search: Search) -> Iterator[GridCandidate]:
-    """Yield partitions Pr x 1 x Pc: the columns of the grid divide k, as layers do."""
+    """Yield Pr x Pc grids for stationary A, as partitions Pr x 1 x Pc: their columns divide k, as layers do."""
     if search.request.shape is None:
         partitions = search.best(None, lambda pr, pc, c, ranks: pc == 1)
     else:

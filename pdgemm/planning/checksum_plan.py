@@ -13,7 +13,7 @@ from pdgemm.schedules.schedule import Buffers
 
 @dataclass(frozen=True)
 class ChecksumPlan:
-    """The checksums C x = alpha A (B x) + beta C x of the rows of C (`algorithms/protection/row_checksums`)."""
+    """The plan of checksums of the rows of C: is C x = alpha A (B x) + beta C x?  See `algorithms/protection`."""
 
     problem: Problem
 

@@ -18,7 +18,7 @@ def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
             order), each to the owner with the fewest flops so far; in a tie, to the lowest owner.
 
     The busiest owner has at most 4/3 - 1/(3 parts) times as many flops as the busiest owner in the best distribution.
-    Raises ArgumentError.
+    Raises ArgumentError for a size < 0 or parts < 1.
     Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
 
     >>> from pdgemm import balance

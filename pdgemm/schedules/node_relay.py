@@ -117,7 +117,7 @@ class NodeLine:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of panels 0, 1, ...; the arrays have an entry for each part, or for several equal parts.
+    """The parts of panels 0, 1, ..., one for each owner; arrays have an entry for each part, or for some equal parts.
 
     panel : number of the panel, or this number modulo a common multiple of the numbers of ranks of the nodes.
     owner : position that owns the part.   words : number of the inner indices of all parts of the entry.
@@ -191,7 +191,7 @@ def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, peri
 def _classes(pairs: list[OwnerPair], period: int) -> Iterator[tuple[tuple[int, int, int], OwnerPair]]:
     """Yield (panel number modulo `period`, inner indices, number of panels), and the owner pair of these panels.
 
-    In each turn, the panel number of a pair grows by the number of pairs that still have panels.
+    From one turn to the next, the number of a pair's panel grows by the number of pairs that still have panels.
     """
     before = start = 0
     for end in sorted({pair.panels for pair in pairs}):

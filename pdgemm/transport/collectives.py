@@ -80,7 +80,7 @@ def prepared_collective(
     fence: Callable[[], object] = lambda: None,
     join: Join | None = None,
 ) -> Callable[[Traffic], CollectiveRun]:
-    """Return a function that starts a collective of one vector on the host, as `carry_out`, and waits for no message.
+    """Return a function that starts a collective of one vector on the host, and returns without waiting for messages.
 
     The function's argument is the traffic to which words and messages are added.
     tag : differs from those of all other collectives in progress on `comm`.
@@ -141,8 +141,8 @@ def all_to_all(
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts from all ranks.  Collective.
 
-    wait : waits for a list with the collective in progress, as `Transfers.wait` does, which tests other messages
-        meanwhile.  None: wait only for the collective.
+    wait : function that waits for a list of transfers, here for the collective, and tests other messages meanwhile,
+        such as `Transfers.wait`.  None: wait only for the collective.
     tag : differs from those of all other collectives in progress on `comm`.
     into : contiguous arrays in which the parts of all ranks are received; None: they are allocated.
 

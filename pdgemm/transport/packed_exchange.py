@@ -273,7 +273,7 @@ def _contiguous(
 
 
 def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:
-    """Return an operation that is planned and run once more where ranks cannot map each other's memory.  Collective."""
+    """Return an operation with a second attempt, made if ranks cannot map each other's memory.  Collective."""
 
     @wraps(operation)
     def repeated(*args: P.args, **options: P.kwargs) -> T:

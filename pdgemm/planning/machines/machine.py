@@ -108,7 +108,9 @@ class Machine:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
         for links in (self.intra, self.inter):
             if not set(KINDS) <= set(links) <= {*KINDS, *by_messages(), IPC.name, NCCL.name}:
-                raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {', '.join(links)}")
+                raise ArgumentError(
+                    f"a machine needs links for {', '.join(KINDS)}, and only movers' in addition; got {', '.join(links)}"
+                )
         if "float32" not in self.gamma or not all(self.gamma.values()):
             raise ArgumentError(
                 f"gamma needs rates for float32, which are used for missing types, too; got {', '.join(self.gamma)}"
@@ -257,7 +259,7 @@ class Machine:
     def from_dict(cls, members: Any, what: str = "not a machine") -> Machine:
         """Return the machine with the members that `as_json` wrote; missing parameters have defaults.
 
-        what : begins the message of the ArgumentError that wrong members raise.
+        what : beginning of the message of the ArgumentError for wrong members.
         """
         if isinstance(members, dict):
             default = jsonable(cls())

@@ -23,7 +23,7 @@ MOST_PAIRED = 2048  # ranks for which `words_between` returns the words of each 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The seconds until the last rank finishes, and per rank: end, seconds of computing, words and messages."""
+    """The result of a simulation: the seconds until the last rank finishes, and figures of each rank and each node."""
 
     seconds: float
     finished: np.ndarray

@@ -135,7 +135,7 @@ class Priced(NamedTuple):
 
 @lru_cache(maxsize=64)
 def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
-    """Return the grids on which few ranks are idle, in the order of their words, with the work of a rank on each."""
+    """Return the grids on which few ranks are idle, in the order of the words that the busiest rank receives."""
     if m < n:  # the grids of C^T = B^T A^T
         seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
         return Priced(seen.grids[:, [1, 0, 2]], seen.work)

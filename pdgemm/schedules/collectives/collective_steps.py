@@ -108,7 +108,7 @@ class _Folded:
             yield CollectiveStep(self.odd, self.even, first, number)
 
     def halves(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the active members, their partners at `distance`, and the range of parts on the partner's side."""
+        """Return the active members, their partners at `distance`, and the range of parts that the partner will sum."""
         at = np.arange(self.size)
         partner = at ^ distance
         side = partner // distance * distance
@@ -164,7 +164,7 @@ def nearest_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps
 
 
 def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """All-reduce by halving and doubling; members beyond a power of two send their vectors first, get the sum last."""
+    """All-reduce by halving and doubling; members beyond a power of two only send vectors first, and get sums last."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
     halves = [CollectiveStep(*folded.halves(distance), adds=True) for distance in powers_below(folded.size)[::-1]]

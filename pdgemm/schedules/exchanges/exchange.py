@@ -329,7 +329,7 @@ def plan_exchange(
     staged: bool = False,
     nccl: bool = False,
 ) -> Exchange:
-    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if buffers of one element do."""
+    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if those of one word do."""
     one = Exchange(
         source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged, nccl
     )

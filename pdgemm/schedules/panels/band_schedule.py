@@ -114,7 +114,7 @@ class BidiagonalBandSchedule(PanelSchedule):
         return tuple(side for pair in both for side in pair if side.reflectors)
 
     def factored(self, side: OneSide) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the rows and the columns of A that are factored."""
+        """Return the ranges of rows and of columns of A that are factored for this side."""
         panel, whole = (side.panel.start, side.panel.stop), self.A.distribution.shape
         return (panel, (side.start, whole[1])) if side.transposed else ((side.start, whole[0]), panel)
 

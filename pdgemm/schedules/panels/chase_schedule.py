@@ -63,7 +63,7 @@ class Chase:
         return [0, *np.maximum(inner, min(1, number)).tolist(), number]
 
     def part(self, G: int, x: int) -> list[tuple[int, range]]:
-        """Return the sweeps of a tile that have tasks in it, and these tasks."""
+        """Return the tasks of a tile, as pairs of a sweep and its tasks in this tile."""
         tile, T = list[tuple[int, range]](), self.breadth
         for r in range(min(self.group, self.n - 1 - G * self.group)):
             s = G * self.group + r
@@ -91,7 +91,7 @@ class Chase:
                     yield G, x
 
     def neighbours(self, rank: int, x: int) -> tuple[int | None, int | None]:
-        """Return the ranks of the tiles x - 1 and x + 1; None for this rank, or if there is no such tile."""
+        """Return the ranks of the tiles x - 1 and x + 1; None if this is `rank` itself, or if there is no such tile."""
         before, behind = (bisect_right(self.cuts, at) - 1 for at in (x - 1, x + 1))
         return before if 0 <= before < rank else None, behind if rank < behind < self.ranks else None
 
@@ -110,7 +110,7 @@ class Chase:
 
 @dataclass(frozen=True)
 class ChaseSchedule(PanelSchedule):
-    """Ranks chase the bulges of their tiles; neighbours exchange the columns that both of them change.
+    """The bulge chase of a banded matrix: ranks carry out their tiles, and exchange columns that two neighbours change.
 
     A      : the layout of the banded matrix; all ranks have the whole band on entry.
     width  : the number of diagonals below the main one.

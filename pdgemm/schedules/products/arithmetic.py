@@ -37,7 +37,7 @@ class Arithmetic:
     def panel_dtype(self) -> np.dtype:
         """The type of panels that are passed to BLAS: int8 elements are multiplied as float32 on the host, exactly.
 
-        The BLAS of a device takes 16-bit elements and accumulates in float32, and int8 and accumulates in int32.
+        The BLAS of a device multiplies 16-bit elements with sums in float32, and int8 elements with sums in int32.
         """
         a, b, _ = self.types
         if self.integers_on_device:
@@ -52,7 +52,7 @@ class Arithmetic:
 
     @cached_property
     def integer(self) -> bool:
-        """Are products accumulated as integers, which BLAS does not add?"""
+        """Are products accumulated in an integer type, for which BLAS has no product?"""
         return self.accumulate not in dtypes.BLAS
 
     @cached_property

@@ -24,7 +24,7 @@ from pdgemm.support.remembered import remembered
 class Cannon(Product):
     """C is stationary; A and B start skewed (`skewed_rank_maps`); A is shifted every step, B every Pc / Pr steps.
 
-    C is on a Pr x Pc grid where Pr divides Pc; it has the row distribution of A and the column distribution of B.  On a
+    C has the row distribution of A and the column distribution of B, on a Pr x Pc grid where Pr divides Pc.  On a
     square grid, the columns of A are distributed as the rows of B, block-cyclic or not.  On other grids, both have the
     same block size, and at most Pc blocks.
 

@@ -214,7 +214,7 @@ class Reduction:
         return self.divided(rank).number
 
     def highest(self, rank: int | None) -> int:
-        """Return the most rows of a window; for rank None, of any rank."""
+        """Return the number of rows of the highest window of a rank's block; for rank None, of any block."""
         windows = self.divided(rank)
         if rank is not None or not windows.rows:
             return windows.highest
