@@ -109,7 +109,7 @@ class Machine:
         for links in (self.intra, self.inter):
             if not set(KINDS) <= set(links) <= {*KINDS, *by_messages(), IPC.name, NCCL.name}:
                 raise ArgumentError(
-                    f"a machine needs links for {', '.join(KINDS)}, and only movers' in addition; got {', '.join(links)}"
+                    f"a machine needs links for {', '.join(KINDS)}, and may have movers' links; got {', '.join(links)}"
                 )
         if "float32" not in self.gamma or not all(self.gamma.values()):
             raise ArgumentError(
