@@ -18,7 +18,7 @@ class ChecksumPlan:
     problem: Problem
 
     def buffers(self, rank: int | None) -> Buffers:
-        """Return the checksum vectors of a rank, and the copy of C from which a product is repeated.
+        """Return the checksum vectors of a rank, and the copy of C on entry with which a product is repeated.
 
         For rank None, return the largest sizes of any rank.
         """

@@ -113,7 +113,7 @@ class Problem:
 
     @property
     def grids(self) -> list[Layout]:
-        """One layout for each different grid of C, A and B."""
+        """One layout on each of the different grids of C, A and B."""
         by_grid: dict[object, Layout] = {}
         for x in (self.C, self.A, self.B):
             by_grid.setdefault(x.grid, x)

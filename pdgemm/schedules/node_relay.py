@@ -19,9 +19,9 @@ from pdgemm.schedules.steps import OwnerPair, owner_pairs
 class RelayRole(NamedTuple):
     """The roles of the ranks of one node for one panel; a position is an index along the grid row or grid column.
 
-    in_place : all these ranks read the whole panel in the memory of its owner.
-    receiver : otherwise the receiver assembles the panel, and the readers read it in the receiver's memory.
-    chains   : for each part, the positions that relay it; [] for a part that this rank does not relay.
+    in_place : all ranks of the node read the whole panel in the memory of its owner.
+    receiver : if not `in_place`, the rank that assembles the panel; the `readers` read it in the receiver's memory.
+    chains   : for each part of the panel, the positions that relay it; [] if `me` of `NodeLine.role` is not one of them.
     """
 
     in_place: bool

@@ -84,7 +84,7 @@ class OwnerPair(NamedTuple):
 
 
 def owner_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> list[OwnerPair]:
-    """Return the owner pairs in the order of their panels in one turn; a turn has at most one panel of each pair.
+    """Return the owner pairs in the order in which `summa_steps` takes turns between their panels.
 
     The time of this function depends on the number of runs, not of panels.
     """

@@ -283,7 +283,7 @@ class _InPlace:
         return signals
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, and only on the rank that adds
+@np.errstate(over="ignore", invalid="ignore")  # if warnings are errors, only the rank that adds raises one
 def _add_as_tree(addends: list[np.ndarray], into: np.ndarray) -> None:
     """Compute into := ((x0 + x1) + (x2 + x3)) + ..., where `into` may be one of the addends."""
     pairs = (len(addends) + 1) // 2

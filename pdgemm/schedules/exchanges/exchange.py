@@ -123,7 +123,7 @@ class Redistribution(Schedule):
 
     @remembered_if(_worth_keeping)
     def pulls(self, rank: int) -> list[Block]:
-        """Return all blocks of Y on `rank`, with maps from X to Y: first the local ones, then in `receives` order."""
+        """Return all blocks of Y on `rank`, with maps from X to Y: local ones first, others in `receives` order."""
         return self._received(rank, lambda x: x)
 
     @remembered_if(_worth_keeping)

@@ -133,7 +133,7 @@ class HouseholderSchedule(PanelSchedule):
             (w * widths[adds]).ravel(),
         )
         moves = self.direct(source, target, words) + self.direct(target, source, words)
-        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # the whole sum has been read
+        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # signals that the whole sum has been read
         return moves + [read] * self.shared
 
     @cached_property

@@ -80,7 +80,7 @@ class TridiagonalSchedule(PanelSchedule):
         return segments
 
     def place(self, panel: Panel, index: int) -> int:
-        """Return the place of an index in a vector."""
+        """Return the place of an index in the vectors of a panel."""
         c = int(self.by_class.owner(index))
         return self.segments[panel][c].start + self.by_class.below(index, c) - self.by_class.below(panel.start, c)
 

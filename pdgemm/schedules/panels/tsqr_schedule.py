@@ -95,7 +95,7 @@ def heights(rows: Sequence[int], k: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
-    """Return the tree of TSQR: triangles R are reduced up; the final R, with the rows that form Q, is sent down.
+    """Return the tree of TSQR: triangles R are reduced up; the final R is sent down, with rows to form each part of Q.
 
     rows : the number of rows of the matrix on each rank, >= 0.
     """

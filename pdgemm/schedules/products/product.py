@@ -212,7 +212,7 @@ class Product(Schedule):
         if not self.staged or self.transport.shared:
             return {}
         buffers, (pr, pc) = self.buffers(rank), self.grid.shape
-        ranks = {"panels of A": pc, "panels of B": pr}  # to so many ranks these panels are sent
+        ranks = {"panels of A": pc, "panels of B": pr}  # number of ranks among which these panels are sent
         return {
             name: (0 if ranks.get(staged) == 1 else buffers[staged][0], buffers[staged][1])
             for name, staged in self.staged_names.items()
@@ -246,7 +246,10 @@ class Product(Schedule):
         return {"sums": (sums, self.accumulate), "update": self.arithmetic.update(sums)}
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
-        """Return the width at which a panel fits in one message.   sides : words across a panel, and element type."""
+        """Return the largest width, at most `width`, at which panels fit in one message.
+
+        sides : for each kind of panel, the words across it and the element type.
+        """
         if self.transport.in_place or self.nothing_travels:
             return width
         longest = max(1, *(words * dtype.itemsize for words, dtype in sides))

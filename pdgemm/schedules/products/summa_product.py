@@ -31,7 +31,7 @@ from pdgemm.support.remembered import remembered
 
 BUNDLE = 128  # least width of a bundle if k and the plan's width allow it: BLAS is slow on thin panels
 CACHE_BYTES = 1 << 25  # bytes of C per rank above which bundles are twice as wide: each bundle reads and writes C
-_WORTH_COPYING = 1 << 32  # multiplications: a device takes some 50 microseconds more for them if rows are not aligned
+_WORTH_COPYING = 1 << 32  # a product of so many multiplications takes a device some 50 us more if rows are not aligned
 _BUNDLES = 8  # number of bundles if k is large: later bundles are sent while the first bundle is multiplied
 
 

@@ -299,7 +299,7 @@ class Task(Generic[Planned]):
         ring(self.comm(line), wire(x), root, slot, self.recorder)
 
     def transposition(self, panel: Panel) -> tuple[BlockCyclic, BlockCyclic, dict[int, IndexMap]]:
-        """Return the rows and columns behind a panel, and the map from each grid row's rows to this rank's columns."""
+        """Return the rows and columns behind a panel, and by grid row the map of its rows to this rank's columns."""
         A, (i, j) = self.schedule.A.distribution, self.grid.coords
         rows, cols = (x.window(panel.stop, x.n) for x in (A.rows, A.cols))
         maps = _maps(rows, cols, j)
