@@ -113,11 +113,7 @@ def redistribute(
     if workspace is None:
         X.grid.draft.add("X", plan)
         return out
-    call: Any = "redistribute", alpha, X.stored, beta, out.stored, plan, workspace, X.grid
-    expected = checksum(X) if protect else ""
-    recorder = timed_exchange(*call)
-    if protect:
-        repaired(X, out, expected, partial(timed_exchange, *call) if protect == "repair" else None)
+    recorder = _carried_out(X, alpha, out, beta, plan, workspace, protect)
     out.report = move_report("X", plan, X.grid, recorder, perf_counter() - start)
     return out
 
@@ -146,6 +142,18 @@ def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: 
             f"at least {plan.extra_bytes(None)} bytes are needed"
         )
     return plan
+
+
+def _carried_out(
+    X: DistMatrix, alpha: Any, Y: DistMatrix, beta: Any, plan: Exchange, buffers: ExchangeBuffers, protect: str | None
+) -> Recorder:
+    """Compute Y := alpha X + beta Y, and return the recorder of words and seconds.  Collective."""
+    call: Any = "redistribute", alpha, X.stored, beta, Y.stored, plan, buffers, X.grid
+    expected = checksum(X) if protect else ""
+    recorder = timed_exchange(*call)
+    if protect:
+        repaired(X, Y, expected, partial(timed_exchange, *call) if protect == "repair" else None)
+    return recorder
 
 
 def timed_exchange(
