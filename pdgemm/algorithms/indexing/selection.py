@@ -95,11 +95,10 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:
         where = devices.of(X.stored)
-        shared = X.shared and X.grid.ranks_per_node is None
-        shared, staged, nccl = transfer_ways(where, X.grid, shared, X.mpi_addressable and Y.mpi_addressable)
+        ways = transfer_ways(where, X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
         source, target = X.layout_in(grid), Y.layout_in(grid)
-        on = (source.conjugated == target.conjugated, shared, where.name if where else "", staged, nccl)
-        plan = fitted_messages(Selection(source, target, comm.size, 1, *on, rows=pairs[0], cols=pairs[1]))
+        copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
+        plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
         arguments += [name, plan.description]
         workspace = ExchangeBuffers(plan, comm.rank, where)
     recorder = recorder_of(X.stored)
