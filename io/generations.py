@@ -309,13 +309,11 @@ def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
     return hashlib.blake2b(known.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -> bool:
-    """Return whether a file holds this dataset completely.  Raises OSError if the file cannot be read now."""
+def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype) -> bool:
+    """Return whether a file holds this dataset, and is not truncated.  Raises OSError if it cannot be read now."""
     try:
-        with h5py.File(path, "r") as file:
-            there = file[name]
-            end = (there.id.get_offset() or 0) + there.nbytes
-            return (*there.shape, 1)[:2] == shape and dtype in (None, there.dtype) and end <= path.stat().st_size
+        with h5py.File(path, "r") as file:  # HDF5 compares the size of the file with the recorded one
+            return (*file[name].shape, 1)[:2] == shape and bool(file[name].dtype == dtype)
     except FileNotFoundError:
         return False
     except Exception as bad:

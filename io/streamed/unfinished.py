@@ -39,16 +39,16 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.protection import checksum
-from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+from pdgemm.errors import ArgumentError, FileError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import generations
 from pdgemm.io.atomic import on_root
 from pdgemm.io.pieces import file_sum
 from pdgemm.io.source import Source, source
-from pdgemm.io.streamed.tiling import STAGED, Tiling
+from pdgemm.io.streamed.tiling import Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together
-from pdgemm.support.file_states import State, ordinary, settled
+from pdgemm.support.file_states import State, settled
 from pdgemm.support.text import short_name
 
 SUMS = "sums"  # the dataset in a checkpoint
@@ -207,34 +207,13 @@ def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, 
 
     Raises FileError if a file cannot be read now, because such a fault may be temporary.
     """
-    comm, step = grid.comm, tiling.current
-    wanted = [(place.tiles, place.name, tiling.mnk[:2], dtype)]
-    if step is not None:
-        sums = step.rows[1] - step.rows[0], step.cols[1] - step.cols[0]
-        wanted.append((place.checkpoint, SUMS, sums, None))  # type: ignore[arg-type]
-    if not on_root(comm, place.tiles, lambda: all(generations.has(*x) for x in wanted)):
+    if not on_root(grid.comm, place.tiles, lambda: generations.has(place.tiles, place.name, tiling.mnk[:2], dtype)):
         return False
-    try:
-        if step is not None:
-            x = source(grid, SUMS, (str(place.checkpoint), SUMS))
-            if x.checksum(grid) != x.stored.checksum:
-                return False
-        return _sum_of_tiles(grid, place, tiling, dtype) == checksum.as_text(left.total)
-    except (FileError, LayoutError, DTypeError):  # raised on all ranks
-        with together(comm):
-            for path, *_ in wanted:
-                _check_readable(comm, path)
-        return False
-
-
-def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
-    """Raise FileError if this rank's share of the bytes cannot be read now; else an error of HDF5 means damage."""
-    with files.naming(path), open(path, "rb", opener=ordinary) as file:
-        size = os.fstat(file.fileno()).st_size
-        end = size * (comm.rank + 1) // comm.size
-        file.seek(size * comm.rank // comm.size)
-        while file.tell() < end and file.read(STAGED):
-            pass
+    if tiling.current is not None:
+        sums = source(grid, SUMS, (str(place.checkpoint), SUMS))
+        if sums.checksum(grid) != sums.stored.checksum:
+            return False
+    return _sum_of_tiles(grid, place, tiling, dtype) == checksum.as_text(left.total)
 
 
 def _sum_of_tiles(grid: ProcessGrid, place: OutputPlace, tiling: Tiling, dtype: np.dtype) -> str:
@@ -252,10 +231,7 @@ def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator
     wait.  Collective.
     """
     end, waited = time.monotonic() + files.file_patience(), False
-    while not on_root(comm, path, lambda: _is_free(lock)):
-        late = on_root(comm, path, lambda: time.monotonic() > end)
-        if late:
-            raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+    while not on_root(comm, path, lambda: _is_free(path, lock, end)):
         if comm.rank == 0 and not waited:
             files.say(f"{path}: waiting for ranks of an earlier job, which still run")
         waited = True
@@ -269,10 +245,13 @@ def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator
         os.close(descriptor)
 
 
-def _is_free(lock: Path) -> bool:
+def _is_free(path: Path, lock: Path, end: float) -> bool:
+    """Return whether no rank of an earlier job holds the lock.  Raises FileError after the time `end`.  Local."""
     held = files.lock(lock)
-    if held is None:
-        time.sleep(0.2)
-        return False
-    os.close(held)
-    return True
+    if held is not None:
+        os.close(held)
+        return True
+    if time.monotonic() > end:
+        raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+    time.sleep(0.2)
+    return False
