@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from math import prod
 from time import perf_counter
@@ -70,23 +69,16 @@ class StoredMatrix:
     @property
     def T(self) -> Self:
         """The transpose, a view; LayoutError for A.H where elements are complex."""
-        return self._turned("T")
+        return type(self)(self.grid, self.source.turned("T"))
 
     @property
     def H(self) -> Self:
         """The conjugate transpose, a view; LayoutError for A.T where elements are complex."""
-        return self._turned("C")
-
-    def _turned(self, letter: str) -> Self:
-        turned = copy(self)
-        turned.source = self.source.turned(letter)
-        return turned
+        return type(self)(self.grid, self.source.turned("C"))
 
     def planned_on(self, grid: ProcessGrid) -> Self:
         """Return the matrix on a grid on which a program is planned: nothing is read."""
-        planned = copy(self)
-        planned.grid = grid
-        return planned
+        return type(self)(grid, self.source)
 
     def load(self, block: Block | None = None, **more: Any) -> DistMatrix:
         """Return the matrix as a DistMatrix.  Collective over the grid; arguments as in `hdf5.load` or `npy.load`."""
