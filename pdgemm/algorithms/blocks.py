@@ -24,7 +24,7 @@ from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order
 from pdgemm.names import DeviceName
-from pdgemm.schedules.exchanges.rectangle_exchange import RectangleExchange, plan_rectangles
+from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
 from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
@@ -90,19 +90,9 @@ def set_from_blocks(
 
     The blocks are where the matrix is, on the host or a device.
     """
-    grid, comm, device = matrix.grid, matrix.grid.comm, devices.of(matrix.stored)
-    with together(comm):
+    with together(matrix.grid.comm):
         check_partition(rectangles, matrix.shape)
-        on: tuple[str, bool] = ("", False)
-        if device:
-            held = [x for x in (matrix.stored, *blocks) if x.size]
-            for x in held:
-                device.check(x)
-            addressable = all(map(device.addressable, held))
-            on = device.name, device.reach(grid).staged or not addressable
-        plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order, *on)
-        buffers = ExchangeBuffers(plan, comm.rank, device)
-    return _move(blocks, matrix.stored, plan, buffers, grid, start)
+    return _move(matrix, blocks, rectangles, True, start)
 
 
 def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | list[Range] = None) -> Any:
@@ -112,8 +102,8 @@ def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | lis
     rows, cols : a pair (start, stop), a slice or a range; None for all; (0, 0) for no elements.  Parts of several ranks
            may have elements in common.  With a list of ranges the result is a list of arrays.
 
-    The arrays are row-major NumPy arrays of the type of A.  If A is on a device, the smallest part of A that contains
-    the elements of all ranks is copied to the host.
+    The arrays are row-major NumPy arrays of the type of A.  If A is on a device, the parts are exchanged there, and
+    then copied to the host.
 
     Cost per rank: each requested element on another rank is sent once for each part, in one exchange.
     Raises ArgumentError or GridError on every rank.
@@ -132,45 +122,39 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
         down, across = _each(rows, "rows", count, A.shape[0]), _each(cols, "cols", count, A.shape[1])
         requested = [Rectangle(*ends) for ends in zip(down, across)]
     rectangles = tuple(map(tuple, comm.allgather(requested)))
-    if A.device != HOST:
-        A, rectangles = _copied_part(A, rectangles)
     with together(comm):
-        blocks = [np.empty(x.shape, A.dtype) for x in requested]
-        plan = plan_rectangles(rectangles, A.layout_in(A.grid), False, "C")
-        buffers = ExchangeBuffers(plan, comm.rank)
-    report = _move(A.stored, blocks, plan, buffers, A.grid, start)
+        there = [devices.empty(x.shape, A.dtype, device=devices.of(A.stored)) for x in requested]
+    report = _move(A, there, rectangles, False, start)
+    with together(comm):
+        blocks = [on_host(x) for x in there]
     return blocks if several else blocks[0], report
 
 
-def _copied_part(
-    A: DistMatrix, rectangles: tuple[tuple[Rectangle, ...], ...]
-) -> tuple[DistMatrix, tuple[tuple[Rectangle, ...], ...]]:
-    """Return a copy on the host of the part of A that has all rectangles, and the rectangles in it.  Collective."""
-    some = [x for held in rectangles for x in held if x.size]
-    top, left = min((x.rows[0] for x in some), default=0), min((x.cols[0] for x in some), default=0)
-
-    def moved(x: Rectangle) -> Rectangle:
-        (start, stop), (first, last) = x
-        return Rectangle((start - top, stop - top), (first - left, last - left))
-
-    shifted = tuple(tuple(moved(x) if x.size else Rectangle((0, 0), (0, 0)) for x in held) for held in rectangles)
-    bottom, right = bounding(shifted)
-    return A[top : top + bottom, left : left + right].to_host(), shifted
-
-
 def _move(
-    X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
+    matrix: DistMatrix, blocks: list[Array], rectangles: tuple[tuple[Rectangle, ...], ...], inward: bool, start: float
 ) -> RunReport:
-    """Copy all elements, and return the report.  Collective; the plan is the same on all ranks."""
-    recorder, rank = recorder_of(Y if plan.inward else X), grid.comm.rank
+    """Copy the elements of the blocks of all ranks to a matrix, or back, and return the report.  Collective."""
+    grid, rank, device = matrix.grid, matrix.grid.comm.rank, devices.of(matrix.stored)
+    with together(grid.comm):
+        on: tuple[str, bool] = ("", False)
+        if device:
+            held = [x for x in (matrix.stored, *blocks) if x.size]
+            for x in held:
+                device.check(x)
+            on = device.name, device.reach(grid).staged or not all(map(device.addressable, held))
+        order: Order = matrix.order if inward else "C"
+        plan = plan_rectangles(rectangles, matrix.layout_in(grid), inward, order, *on)
+        buffers = ExchangeBuffers(plan, rank, device)
+    recorder = recorder_of(matrix.stored)
     recorder.hold(buffers.nbytes)
-    name = "from_blocks" if plan.inward else "to_blocks"
-    kept = kept_if_it_fails(buffers, *(X if plan.inward else [X]), *([Y] if plan.inward else Y))
+    X, Y = (blocks, matrix.stored) if inward else (matrix.stored, blocks)
+    name = "from_blocks" if inward else "to_blocks"
+    kept = kept_if_it_fails(buffers, matrix.stored, *blocks)
     with np.errstate(all="ignore"), kept, spans.timed(name, plan.layout.local_bytes(rank)):
         exchange(1, X, 0, Y, plan, buffers, grid, recorder)
         recorder.finish()
-    ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
-    source, target = ends if plan.inward else ends[::-1]
+    ends = counted(sum(map(len, rectangles)), "block") + " of any size", str(plan.layout)
+    source, target = ends if inward else ends[::-1]
     return report_of_move(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
 
 
