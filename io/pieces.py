@@ -16,7 +16,7 @@ from mpi4py import MPI
 from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DTypeError
-from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.distribution import BlockCyclic, Distribution, even_owners
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.arguments import as_range
@@ -148,14 +148,7 @@ def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
                 groups.append([])
                 most = [*more]
             groups[-1].append(number)
-    return [Parcel(group, _even([sizes[number] for number in group], ranks)) for group in groups if group]
-
-
-def _even(sizes: list[int], ranks: int) -> list[int]:
-    """Return a rank for each of some sizes, ascending, such that the sums of the ranks are about the same."""
-    ends = np.cumsum(sizes)
-    middles = ends - np.array(sizes) / 2
-    return [min(int(ranks * middle / ends[-1]), ranks - 1) for middle in middles]
+    return [Parcel(x, even_owners([sizes[number] for number in x], ranks).tolist()) for x in groups if x]
 
 
 def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:

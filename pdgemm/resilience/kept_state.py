@@ -45,13 +45,12 @@ class KeptState:
     ) -> None:
         self.grid, self.inherited_words = grid, inherited_words
         with (agreed := together(grid.comm)) as arguments:
-            self.state, copies = _checked(values, grid), dict[int, DistMatrix]()  # by id(matrix)
-            for name, x in self.state.items() if readable and grid.size > 1 else ():
-                if isinstance(x, DistMatrix) and not x.shared and not devices.of(x.stored):
-                    if id(x) not in copies:
-                        copies[id(x)] = _in_node_memory(x, grid)
-                    self.state[name] = copies[id(x)]
+            self.state = _checked(values, grid)
             self._matrices = {name: x for name, x in self.state.items() if isinstance(x, DistMatrix)}
+            private = {name: x for name, x in self._matrices.items() if not x.shared and not devices.of(x.stored)}
+            copies = {name: _in_node_memory(x, grid) for name, x in private.items() if readable and grid.size > 1}
+            self._matrices |= copies
+            self.state |= copies
             arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
             agreed.flag = not all(_is_readable(x.stored, grid) for x in self._matrices.values())
         self._lost = bool(agreed.flag)  # with any rank: some matrix is not in the memory of a node
@@ -99,12 +98,10 @@ class KeptState:
         if self._lost or MPI.UNDEFINED in holders:
             return None
         self.grid.memory.fence()
-        recorder, matrices = Recorder(), dict[int, DistMatrix]()  # by id(matrix): a matrix may have several names
-        for name, x in self._matrices.items():
-            if id(x) not in matrices:
-                matrices[id(x)] = self._moved(name, x, grid, tuple(holders), recorder)
-        state = {name: matrices.get(id(x), x) for name, x in self.state.items()}
-        return KeptState(state, grid, lambda state: self.last, inherited_words=recorder.traffic.words_received)
+        recorder = Recorder()
+        moved = {name: self._moved(name, x, grid, tuple(holders), recorder) for name, x in self._matrices.items()}
+        words = recorder.traffic.words_received
+        return KeptState(self.state | moved, grid, lambda state: self.last, inherited_words=words)
 
     def _moved(
         self, name: str, x: DistMatrix, grid: ProcessGrid, holders: tuple[int, ...], recorder: Recorder
