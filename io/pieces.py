@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -32,8 +32,6 @@ INDICES = 1 << 17  # the most rows or columns of a piece, since a redistribution
 
 Progress = Callable[[int, int], object]
 Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column, elements); the array may be empty
-
-T = TypeVar("T")
 
 
 def as_column(matrix: Any, ndim: int, grid: ProcessGrid | None) -> tuple[DistMatrix, int]:

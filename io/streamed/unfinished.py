@@ -77,15 +77,10 @@ class OutputPlace(NamedTuple):
 def place_of(path: str, name: str) -> OutputPlace:
     """Return the names of the output, and of the files beside it that hold an unfinished product."""
     output = Path(os.path.realpath(path))
-    escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", _path(name))
+    escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", generations.plain_name(name))
     most = os.pathconf(output.parent, "PC_NAME_MAX") - _ENDINGS
     first = output.with_name(f"{short_name(f'{output.name}.{escaped}', most)}.checkpoint")
     return OutputPlace(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock")))
-
-
-def _path(name: str) -> str:
-    """Return the name of a dataset as HDF5 reads it, without empty parts and dots."""
-    return "/".join(x for x in name.split("/") if x not in ("", "."))
 
 
 class SavedProduct(Protocol):
@@ -128,9 +123,9 @@ class Left(NamedTuple):
 def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
     """Return the description that later jobs compare: the product without folders, the states of its files.  Local."""
     datasets = {x.what: x.dataset for x in product.inputs} | {"output": (str(place.output), place.name)}
-    problem = product.problem | {what: f"{Path(file).name}:/{_path(name)}" for what, (file, name) in datasets.items()}
+    names = {what: f"{Path(file).name}:/{generations.plain_name(name)}" for what, (file, name) in datasets.items()}
     inputs = {x.what: sorted(_on_any_device(state) or [] for _, state in x.stored.states) for x in product.inputs}
-    return {"problem": problem, "inputs": inputs, "output": _on_any_device(settled(place.output))}
+    return {"problem": product.problem | names, "inputs": inputs, "output": _on_any_device(settled(place.output))}
 
 
 def _on_any_device(state: State | None) -> list[int] | None:

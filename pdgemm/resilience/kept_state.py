@@ -57,7 +57,7 @@ class KeptState:
         for x in copies.values():
             x.shared = not self._lost
         if self._matrices and not self._lost:
-            exposed = {_key(name): (x.stored, x.layout_in(grid)) for name, x in self._matrices.items()}
+            exposed = {name: (x.stored, x.layout_in(grid)) for name, x in self._matrices.items()}
             self._near = NodeArrays(grid, **exposed)
         with self.read_only() as state:
             self.last = bool(last(state))
@@ -113,16 +113,11 @@ class KeptState:
             source = replace(x.layout_in(self.grid), conjugated=False)
             plan = plan_inheritance(source, moved.layout_in(grid), comm.size, holders)
             buffers = ExchangeBuffers(plan, comm.rank)
-            arrays = [self._near(_key(name), rank) for rank in plan.held(comm.rank)]
+            arrays = [self._near(name, rank) for rank in plan.held(comm.rank)]
         with kept_if_it_fails((buffers, moved)), np.errstate(all="ignore"):
             exchange(1, arrays, 0, moved.stored, plan, buffers, grid, recorder)
         moved.conjugated = x.conjugated
         return moved
-
-
-def _key(name: str) -> str:
-    """Return a keyword that differs from all parameters of `NodeArrays`, whatever the name of a matrix is."""
-    return f"state: {name}"
 
 
 def _is_readable(x: Array, grid: ProcessGrid) -> bool:
