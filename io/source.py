@@ -44,7 +44,6 @@ _HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
     (1, 0): npy_format.read_array_header_1_0
 }
 
-_TURNED = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}  # (op, letter): op of the turned one
 Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) of the rows and of the columns
 
 
@@ -134,9 +133,9 @@ class Source(NamedTuple):
             return self
         if self.dtype.kind != "c":
             now, letter = ("T" if now == "C" else now), "T"
-        if (now, letter) not in _TURNED:
+        if now not in ("N", letter):
             raise LayoutError("a matrix in a file has no conjugate view: load it, or conjugate the other operand")
-        return self._replace(op=_TURNED[now, letter])
+        return self._replace(op=letter if now == "N" else "N")
 
     def again(self, grid: ProcessGrid) -> Source:
         """Return the source with the properties that its dataset has now.  Collective."""

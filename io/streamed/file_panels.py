@@ -62,30 +62,27 @@ class Panels:
             DistMatrix.empty(shape.shape, grid=grid, block=shape.block, dtype=source.dtype, order=order)
             for _ in range(min(2, max(1, shape.loads)))
         ]
-        self._panel, self._coming = self._buffers[-1], self._buffers[-1]
-        self._reading: Callable[[], tuple[int, np.ndarray]] | None = None
-        self._region: Region = (0, 0), (0, 0)
+        self._panel = self._buffers[-1]
+        self._reading: tuple[Region, DistMatrix, Callable[[], tuple[int, np.ndarray]]] | None = None
         self.nbytes, self.wait = 0, 0.0
 
     def begin(self, rows: Range, cols: Range) -> None:
         """Begin to read op(X)[rows, cols] into the buffer that is not in use."""
         self._buffers.reverse()
-        self._coming = there = self._buffers[-1][: rows[1] - rows[0], : cols[1] - cols[0]]
-        self._region, start = (rows, cols), (rows[0], cols[0])
-        if self._source.transposed:
-            there, start = there.T, start[::-1]
+        panel, start = self._buffers[-1][: rows[1] - rows[0], : cols[1] - cols[0]], (rows[0], cols[0])
+        there = (panel.T, start[::-1]) if self._source.transposed else (panel, start)
         itemsize = self._source.stored.dtype.itemsize
-        self._reading = self._reader(transfer_and_sum, self._transfer, there, start, itemsize)
+        self._reading = (rows, cols), panel, self._reader(transfer_and_sum, self._transfer, *there, itemsize)
 
     def end(self) -> None:
         """Wait for the read that was begun, if any.  Local; raises the errors of reading."""
         if self._reading is not None:
-            start = perf_counter()
-            nbytes, total = self._reading()
+            start, (region, self._panel, result) = perf_counter(), self._reading
+            nbytes, total = result()
             self.nbytes += nbytes
             self.wait += perf_counter() - start
-            self._panel, self._reading = self._coming, None
-            self._sums.add(self._region, total)
+            self._reading = None
+            self._sums.add(region, total)
 
     def panel(self, rows: int, cols: int) -> DistMatrix:
         """Return the panel that was read last; a panel without elements where nothing is multiplied."""

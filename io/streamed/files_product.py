@@ -64,6 +64,7 @@ class FilesProduct:
     accumulate_dtype, options : as in `pdgemm`, which multiplies panels; memory_limit bounds its buffers.
 
     shape  : shape of C.   stored : type of C in its file.   tiling : which tiles and panels are read and written when.
+    ndim, inputs, problem : see `SavedProduct`.
     Raises MemoryLimitError, which says how many bytes are needed, LayoutError or DTypeError on all ranks.
     """
 
@@ -98,6 +99,10 @@ class FilesProduct:
             whole = Tiling(mnk, grid.shape, operand_of(a), operand_of(b), *of_c, protect=self._protect)
             self.tiling: Tiling = fitting(whole, memory, most_flops)
             description += ["a product in tiles", self.tiling, self.alpha, self.beta, accumulate_dtype]
+        self.ndim, self.inputs = ndim_of_product(b, entry), [x for x in (a, b, entry) if x is not None]
+        ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
+        others = {"sums": str(self.held), "compute_type": str(self._options.compute_type)}
+        self.problem = {"alpha": str(self.alpha), "beta": str(self.beta), **ops, **others}
 
     def run(
         self,
@@ -138,21 +143,6 @@ class FilesProduct:
         return FilesResult(self._report(out, seconds, kept), residual, wrote)
 
     # ------------------------------------------------------------------ an earlier job
-    @property
-    def ndim(self) -> int:
-        return ndim_of_product(self.b, self.entry)
-
-    @property
-    def inputs(self) -> list[Source]:
-        return [x for x in (self.a, self.b, self.entry) if x is not None]
-
-    @property
-    def problem(self) -> dict[str, str]:
-        """The properties that identify this product, as text, by their names in messages."""
-        scalars = {"alpha": str(self.alpha), "beta": str(self.beta)}
-        ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
-        return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
-
     def go_on(self, left: Left) -> bool:
         """Skip the steps of an earlier job, and use its tiling, if it fits the memory; return whether it does."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))

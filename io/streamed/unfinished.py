@@ -84,18 +84,19 @@ def place_of(path: str, name: str) -> OutputPlace:
 
 
 class SavedProduct(Protocol):
-    """The interface of a product that has checkpoints."""
+    """The interface of a product that has checkpoints.
+
+    stored, ndim : type and dimensions of the dataset of C.   inputs : the datasets that are read.
+    problem : the properties that identify the product, as text, by their names in messages.
+    """
 
     grid: ProcessGrid
     stored: np.dtype
     tiling: Tiling
+    ndim: int
+    inputs: list[Source]
+    problem: dict[str, str]
 
-    @property
-    def ndim(self) -> int: ...
-    @property
-    def problem(self) -> dict[str, str]: ...
-    @property
-    def inputs(self) -> list[Source]: ...
     def go_on(self, left: Left) -> bool: ...
 
 
@@ -177,23 +178,21 @@ def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
     if not path.exists():
         return None, {}, ""
     try:
-        return *_parsed(generations.inspect(path)), ""
-    except generations.DamagedError as error:
-        return None, {}, str(error)
-
-
-def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
-    """Return the contents of a checkpoint.  Raises DamagedError."""
-    try:
+        saved = generations.inspect(path)
         state = json.loads(saved.attrs["product"])
         if not (isinstance(state["problem"], dict) and isinstance(state["inputs"], dict)):
             raise ValueError("the product is not described")
         (m, n, k), (a, b), _ = state["counts"], state["units"], state["output"]
         tiling = (int(m), int(n), int(k)), ((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
-        return Left(saved, float(state["share"]), int(state["done"]), *tiling, int(state["total"], 16)), state
+        left = Left(saved, float(state["share"]), int(state["done"]), *tiling, int(state["total"], 16))
+    except generations.DamagedError as error:
+        return None, {}, str(error)
+    except FileError:
+        raise
     except Exception as bad:  # another version or program may have written anything
         what = f"{type(bad).__name__}: {' '.join(str(bad).split())}"
-        raise generations.DamagedError(f"{saved.path} is not a checkpoint of this version ({what})") from None
+        return None, {}, f"{path} is not a checkpoint of this version ({what})"
+    return left, state, ""
 
 
 # ------------------------------------------------------------------ tiles and ranks of an earlier job
