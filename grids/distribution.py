@@ -77,7 +77,7 @@ class BlockCyclic:
 
     @property
     def first(self) -> int:
-        """The length of the first block, if n is not smaller."""
+        """The length of the first block, which a smaller n cuts short."""
         return self.block - self.skip
 
     def number(self, g: Index) -> Index:
@@ -91,7 +91,7 @@ class BlockCyclic:
     def to_local(self, g: Index) -> Index:
         """Return the local index, on its owner, of a global index."""
         block = self.number(g)
-        lacking = self.skip * (block % self.parts == 0)  # on the owner of the first block
+        lacking = self.skip * (block % self.parts == 0)  # only the owner of the first block lacks indices
         return g + self.skip - (block - block // self.parts) * self.block - lacking
 
     def to_global(self, local: Index, part: int) -> Index:
@@ -143,17 +143,17 @@ class BlockCyclic:
         return slice(self.below(start, part), self.below(stop, part))
 
     def over(self, parts: int) -> BlockCyclic:
-        """Return the distribution in blocks of this size over `parts` owners.
+        """Return the distribution of the same indices, in blocks of the same size, over `parts` owners.
 
-        A block distribution stays a block distribution.  Over another number of owners the first block is whole, and
-        belongs to owner 0.
+        With another number of owners the first block is whole, and belongs to owner 0.  A distribution with one block
+        for each owner becomes `even`, with another block size.
         """
         return self if parts == self.parts else self._like(self.n, parts)
 
     def resized(self, n: int) -> BlockCyclic:
-        """Return the distribution of n indices in blocks of this size, with a whole first block of owner 0.
+        """Return the distribution of n indices in blocks of the same size, with a whole first block of owner 0.
 
-        A block distribution stays a block distribution.
+        A distribution with one block for each owner becomes `even`, with another block size.
         """
         return self._like(n, self.parts)
 
@@ -164,7 +164,7 @@ class BlockCyclic:
 
     @cached_property
     def canonical(self) -> BlockCyclic:
-        """A form that is equal for all distributions in which every index has the same owner and local index."""
+        """A normal form: equal for all distributions that give every index the same owner and local index."""
         if self.parts == 1 or self.n == 0:
             return BlockCyclic(self.n, max(1, self.n), self.parts)
         if self.n <= self.first:
@@ -198,7 +198,7 @@ class UnevenBlocks(BlockCyclic):
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> UnevenBlocks:
-        """Return the distribution in blocks of these lengths."""
+        """Return the distribution in blocks of the lengths `counts`."""
         return cls(sum(counts), max(1, *counts), len(counts), counts=tuple(counts))
 
     @cached_property
@@ -251,7 +251,7 @@ class Distribution:
         block: Block | None = None,
         source: tuple[int, int] = (0, 0),
     ) -> Distribution:
-        """Distribute a matrix of this shape over a grid; without `block`, in one block per rank."""
+        """Return the distribution of a matrix over a grid; without `block`, in one block per rank."""
         blocks = block if isinstance(block, (tuple, list)) else (block, block)
         pairs = (
             as_pair(shape, "a matrix has two dimensions, got shape", LayoutError),
@@ -290,17 +290,17 @@ class Distribution:
 
     @cached_property
     def canonical(self) -> Distribution:
-        """A form that is equal for all distributions in which every element has the same owner and local index."""
+        """A normal form: equal for all distributions that give every element the same owner and local index."""
         return Distribution(self.rows.canonical, self.cols.canonical)
 
     def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> Distribution:
-        """Return the distribution of the submatrix of rows from start to stop and columns from start to stop."""
+        """Return the distribution of a submatrix, given by the (start, stop) of its rows and of its columns."""
         return Distribution(self.rows.window(*rows), self.cols.window(*cols))
 
     def local_window(
         self, rows: tuple[int, int], cols: tuple[int, int], coords: tuple[int, int]
     ) -> tuple[slice, slice]:
-        """Return the slices of the local array of rank (i, j) that hold this submatrix."""
+        """Return the slices of the local array of rank (i, j) that hold a submatrix, given as for `window`."""
         return self.rows.local_window(*rows, coords[0]), self.cols.local_window(*cols, coords[1])
 
     def local_shape(self, coords: tuple[int, int]) -> tuple[int, int]:
@@ -320,6 +320,6 @@ class Distribution:
 
 
 def even_owners(sizes: Sequence[int], owners: int) -> np.ndarray:
-    """Return an owner for each of some sizes, ascending, such that the sums of the owners are about the same."""
+    """Return an owner for each size, ascending, such that the sums of sizes of the owners are about equal."""
     middles = np.cumsum(sizes) - np.array(sizes) / 2
     return np.minimum(middles * owners // max(1, sum(sizes)), owners - 1).astype(int)

@@ -72,7 +72,7 @@ class IndexMap:
         return merged(self.ends - self.lengths, self.target, self.lengths)
 
     def cut(self, start: int, stop: int) -> IndexMap:
-        """Return the map of its indices number start, ..., stop - 1, with 0 <= start < stop <= size."""
+        """Return the part of the map from index pair number start to stop - 1, with 0 <= start < stop <= size."""
         if start == 0 and stop == self.size:
             return self
         if self.contiguous:
@@ -289,7 +289,7 @@ def packed(source: np.ndarray, lengths: np.ndarray) -> IndexMap:
 
 
 def merged(source: np.ndarray, target: np.ndarray, lengths: np.ndarray) -> IndexMap:
-    """Return the map of these runs; runs that follow each other without a gap on both sides are joined."""
+    """Return the map of the given runs; runs that follow each other without a gap on both sides are joined."""
     if len(lengths) < 2:
         return IndexMap(source, target, lengths)
     gap = (source[1:] != source[:-1] + lengths[:-1]) | (target[1:] != target[:-1] + lengths[:-1])

@@ -1,4 +1,4 @@
-"""Layout: the owners of the elements of a matrix and the storage of local arrays, from which plans are made."""
+"""Layout: the owners of the elements of a matrix, and the type and order of local arrays, for planning."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Layout:
         last, shape = self.__dict__.get("_last_shape", (-1, (0, 0)))
         if rank is None:
             shape = self.distribution.rows.largest, self.distribution.cols.largest
-        elif rank != last:  # a rank's own shape is needed often
+        elif rank != last:  # the last result is cached, because a rank often needs its own shape
             shape = self.distribution.local_shape(self.coords(rank))
             self.__dict__["_last_shape"] = rank, shape
         return shape
@@ -115,7 +115,7 @@ class Layout:
         return replace(self, distribution=self.distribution.transposed, rank_map=rank_map, order=order)
 
     def unlike(self, other: Layout) -> str:
-        """Return a text, after a semicolon, on how two layouts of the same `str` differ; "" where `str` differs."""
+        """Return how two layouts with the same `str` differ, as a text that begins with ";"; "" if `str` differs."""
         if str(self) != str(other):
             return ""
         apart = [at for at, (a, b) in enumerate(zip(self.rank_map, other.rank_map)) if a != b]
@@ -124,7 +124,7 @@ class Layout:
             i, j = divmod(at, self.distribution.cols.parts)
             return f"; position ({i}, {j}) of the grid is rank {mine} in one, {its} in the other"
         if self.order != other.order:
-            return f"; the order of their local arrays is {self.order!r} and {other.order!r}"
+            return f"; the order of the local arrays is {self.order!r} in one, {other.order!r} in the other"
         return "; one is the conjugate of another matrix" if self.conjugated != other.conjugated else ""
 
     def __str__(self) -> str:

@@ -23,9 +23,9 @@ from pdgemm.support.watchdog import CODE, end_job
 
 WHERE = "/dev/shm"  # file system of Linux for memory that processes share
 ZERO = "/dev/zero"  # source of the zeros that fill memory
-_LEAST = 1 << 22  # bytes per rank of the smallest window; as many are left free for the windows of MPI, which also grow
+_LEAST = 1 << 22  # bytes per rank of the smallest window; as many stay free for MPI's own windows, which also grow
 _PATIENCE = 1e-3  # seconds of waiting without sleep; a rank that waits longer leaves its core to other ranks
-_NAP = 2e-4  # seconds; with shorter, later naps, as in `poll_until`, ranks with uneven work take 15% longer
+_NAP = 2e-4  # seconds of a sleep; with shorter sleeps that begin later (`poll_until`), uneven work takes 15% longer
 _LEVELS = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)  # 0 to 3 in Open MPI
 
 
@@ -38,7 +38,7 @@ class NodeMemory:
     except a few pages that are cached for the next array.
 
     limit   : the largest number of bytes of the whole window.
-    oversubscribed : whether there are more ranks than cores; then a rank that waits for long sleeps.
+    oversubscribed : whether there are more ranks than cores; then a rank sleeps during long waits.
     size    : bytes of this rank's part; 0 where there is no shared memory, or no other rank on the node.
 
     The memory is valid until MPI_Finalize.  A forked process sees the same elements, not a copy.
@@ -50,7 +50,7 @@ class NodeMemory:
         self.node, self.alone, self.oversubscribed = node, node.size == 1, oversubscribed
         self.window = None if self.alone else _window(node, limit)
         self.size = self.window.size if self.window else 0
-        if self.window:  # its ranks are in the order of MPI.COMM_WORLD
+        if self.window:  # the ranks of the window are in the order of MPI.COMM_WORLD
             self._places = np.argsort(np.argsort(node.allgather(MPI.COMM_WORLD.rank))).tolist()
             self._heap = self.window.heap
 
@@ -142,7 +142,7 @@ class _Window:
         try:
             with silent_ucx(), Wait(ordered):
                 self._window = MPI.Win.Allocate_shared(size, 1, info, ordered)
-        except MPI.Exception as bad:  # perhaps only on this rank: the others would wait for it for ever
+        except MPI.Exception as bad:  # perhaps only on this rank, and the others would wait: end the job
             if failures.detector.guards() and failures.is_of_failure(bad):
                 raise
             say(
@@ -157,14 +157,14 @@ class _Window:
         self.heap = Heap(self.parts[ordered.rank], partial(_take, spare=_LEAST * ordered.size))
 
 
-_windows: dict[tuple[int, ...], _Window] = {}  # by the ranks in MPI.COMM_WORLD, ascending
+_windows: dict[tuple[int, ...], _Window] = {}  # windows by the ranks that share them, ascending, in MPI.COMM_WORLD
 
 
 def _window(node: MPI.Intracomm, limit: float) -> _Window | None:
     """Return the window of these ranks, created at the first call; None if it does not fit.  Collective over `node`."""
     ranks = MPI.Group.Translate_ranks(node.group, list(range(node.size)), MPI.COMM_WORLD.group)
     key = tuple(sorted(ranks))
-    if MPI.UNDEFINED in key:  # ranks of another MPI.COMM_WORLD
+    if MPI.UNDEFINED in key:  # the node has ranks of another MPI.COMM_WORLD
         return None
     if key not in _windows:
         # half of the free bytes, because other jobs need memory, too, and MPI libraries have been seen to hang if a

@@ -38,7 +38,7 @@ class Echo:
         return value
 
     def allreduce(self, value: Value, op: object = None) -> Value:
-        """Return the value, which is the maximum, the minimum and the conjunction of equal values."""
+        """Return the value: all values are equal, and so are their maximum, minimum and conjunction."""
         return value
 
     def allgather(self, value: Value) -> list[Value]:

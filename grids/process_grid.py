@@ -73,7 +73,9 @@ class ProcessGrid:
         ranks: Sequence[int] | None = None,
     ) -> None:
         if isinstance(comm, (int, tuple, list)):
-            raise GridError(f"the first argument is a communicator, got {comm}; the shape of a grid is shape=(Pr, Pc)")
+            raise GridError(
+                f"the first argument must be a communicator, got {comm}; the shape of a grid is shape=(Pr, Pc)"
+            )
         base = watchdog.watched(MPI.COMM_WORLD if comm is None else comm)
         with (agreed := together(base)) as arguments:
             ranks_per_node = variable("PDGEMM_RANKS_PER_NODE", Count, "a positive number")
@@ -151,7 +153,7 @@ class ProcessGrid:
 
     @property
     def base(self) -> ProcessGrid:
-        """The underlying grid: this grid or, if this is a transposed view, the grid that it shows."""
+        """The underlying grid: this grid or, if this is a transposed view, the grid of the view."""
         return self.T if self.transposed else self
 
     @property
@@ -224,7 +226,7 @@ class ProcessGrid:
         if self.comm is not other.comm:
             check_not_freed(other.comm)
         if self.draft is not other.draft:
-            raise GridError("a function is planned with the matrices that are its arguments: pass all of them to plan")
+            raise GridError("the planned function uses matrices that are not arguments: pass all of them to plan")
         relation = MPI.IDENT if self.comm is other.comm else MPI.Group.Compare(self._shared.group, other._shared.group)
         if relation == MPI.IDENT:
             return self.rank_map
@@ -327,7 +329,7 @@ def _same(grid: ProcessGrid) -> ProcessGrid:
 
 
 def _shared(comm: MPI.Intracomm) -> _Shared | None:
-    """Return the duplicate that the grids of `comm` share; None if there is none yet, or it was freed.  Local."""
+    """Return the duplicate that the grids of `comm` share; None if it does not exist yet, or was freed.  Local."""
     shared: Any = comm.Get_attr(_DUPLICATE)
     return shared if shared is not None and shared.grids else None
 

@@ -1,4 +1,4 @@
-"""Rectangles of a matrix, and the check that the rectangles of all ranks have each element exactly once."""
+"""Rectangles of a matrix, and the check that the rectangles of all ranks contain each element exactly once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def stacked(shapes: Sequence[Sequence[tuple[int, int]]], axis: int) -> list[list
                 widths.setdefault(shape[1 - axis], rank)
     if len(widths) > 1:
         sizes = " and ".join(f"{width} (rank {rank})" for width, rank in list(widths.items())[:2])
-        raise LayoutError(f"blocks along axis {axis} have the same number of {('columns', 'rows')[axis]}, got {sizes}")
+        lines = ("columns", "rows")[axis]
+        raise LayoutError(f"blocks along axis {axis} must have the same number of {lines}, got {sizes}")
     width = next(iter(widths), max((shape[1 - axis] for held in shapes for shape in held), default=0))
     start, placed = 0, list[list[Rectangle]]()
     for held in shapes:
@@ -62,7 +63,7 @@ def stacked(shapes: Sequence[Sequence[tuple[int, int]]], axis: int) -> list[list
 
 
 def check_partition(rectangles: Rectangles, shape: tuple[int, int]) -> None:
-    """Raise LayoutError, which names a rectangle, where the rectangles of all ranks do not partition the matrix."""
+    """Raise LayoutError, which names a rectangle, if the rectangles of all ranks do not partition the matrix."""
     owned = [(rank, x) for rank, held in enumerate(rectangles) for x in held if x.size]
     for rank, x in owned:
         if x.rows[1] > shape[0] or x.cols[1] > shape[1]:
@@ -71,7 +72,7 @@ def check_partition(rectangles: Rectangles, shape: tuple[int, int]) -> None:
     bounds = np.array([(*x.rows, *x.cols) for _, x in owned], np.int64).reshape(-1, 4)
     top, _, left, right = bounds.T
     for at, (rank, x) in enumerate(owned):
-        later = slice(at + 1, top.searchsorted(x.rows[1]))  # rectangles that begin above the end of x
+        later = slice(at + 1, top.searchsorted(x.rows[1]))  # later rectangles whose first row is above the end of x
         common = (left[later] < x.cols[1]) & (right[later] > x.cols[0])
         if common.any():
             other, y = owned[at + 1 + int(common.argmax())]
@@ -94,4 +95,4 @@ def _hole(bounds: np.ndarray, shape: tuple[int, int]) -> Rectangle:
         open_at = np.flatnonzero(gaps_from < gaps_to)
         if len(open_at):
             return Rectangle((start, stop), (int(gaps_from[open_at[0]]), int(gaps_to[open_at[0]])))
-    raise AssertionError("the rectangles are all of the matrix")
+    raise AssertionError("the rectangles cover the whole matrix")

@@ -35,7 +35,7 @@ class Heap:
         self._gaps = [(first, (len(self._memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE)]  # (start, end), ascending
         self._freed: deque[tuple[int, int]] = deque()
         self._warm: list[tuple[int, int]] = []  # parts of gaps that still have their pages, oldest first
-        self.used = 0  # bytes
+        self.used = 0  # bytes of allocated blocks
         self._advise(*self._gaps[0], "MADV_HUGEPAGE")
 
     def block(self, nbytes: int) -> np.ndarray | None:

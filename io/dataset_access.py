@@ -40,7 +40,10 @@ T = TypeVar("T")
 def open_on_all(
     comm: MPI.Intracomm, path: Path, write: bool, opening: Callable[[], T], closing: Callable[[T], object]
 ) -> Iterator[T]:
-    """Open and close a file on all ranks, or raise on all.  Collective; the block raises on all ranks or none."""
+    """Open a file on all ranks and close it after the block, or raise on all ranks.  Collective.
+
+    The block must raise on all ranks or on none.
+    """
     file: T | None = None
     error: PdgemmError | None = None
     try:
@@ -77,7 +80,8 @@ def opened_by_mpi_io(
 ) -> Iterator[Transfer]:
     """Open the matrix at byte `offset`; yield a transfer that reads or writes a block of the matrix.  Collective.
 
-    cols, stored : columns and type of the whole matrix.  A transfer is local, and converts from or to its array's type.
+    cols, stored : columns and type of the whole matrix.  The transfer is local, and converts between `stored` and the
+    type of the array that it is called with.
     """
     with all_by_mpi_io(path, comm, write) as transfer_of:
         yield transfer_of(offset, cols, stored)
@@ -87,7 +91,7 @@ def opened_by_mpi_io(
 def all_by_mpi_io(path: Path, comm: MPI.Intracomm, write: bool = False) -> Iterator[Callable[..., Transfer]]:
     """Open a file once for all its contiguous datasets.  Collective.
 
-    Yields a local function of offset, cols and stored, which returns a transfer as `opened_by_mpi_io` yields it.
+    Yields a local function: transfer_of(offset, cols, stored) returns the transfer that `opened_by_mpi_io` would yield.
     """
     mode = MPI.MODE_WRONLY if write else MPI.MODE_RDONLY
     with open_on_all(comm, path, write, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
@@ -146,9 +150,10 @@ def parallel_h5py() -> bool:
 def opened_by_hdf5(
     path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: bool = False
 ) -> Iterator[Transfer]:
-    """Open a dataset; yield a transfer of rectangles, which converts from or to the array's type.  Collective.
+    """Open a dataset; yield a transfer that reads or writes a rectangle of the dataset.  Collective.
 
-    collective : whether transfers are collective, too; ranks without elements take part with an empty selection.
+    The transfer converts between the type of the dataset and that of the array.
+    collective : whether each transfer is collective; ranks without elements take part with an empty selection.
     """
     how = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Generations of one file: the newest has the file's name, older ones are beside it, and each names its job.
+"""Generations of one file: the newest has the file's name, older ones are the files `name.1`, `name.2` beside it.
 
 Ranks of a killed job may still run, and may save after another job has resumed from that file.  So each file names
 the job that wrote it, and each job remembers the generation that it last read or wrote.  After that, the job replaces
@@ -90,7 +90,7 @@ _rejected = set[State | None]()  # states of damaged files
 
 
 def text_of_saved(report: RunReport) -> str:
-    """Return the text of the report of `save_all`.   bytes : of all matrices.   seconds : with all checks."""
+    """Return the report of `save_all` as text: the bytes of all matrices, and the seconds, including all checks."""
     return (
         f"wrote {report.path}, generation {report.generation} ({', '.join(report.names)}: {in_bytes(report.bytes)}) in "
         f"{in_seconds(report.seconds)}, {in_bytes(report.bytes / max(report.seconds, 1e-9))}/s"
@@ -104,7 +104,7 @@ def same_job(comm: Any) -> None:
 
 
 def next_token(path: Path, overwrite: bool = False) -> Token:
-    """Return the token of the next generation.  Raises FileError where another job has saved the file meanwhile.
+    """Return the token of the next generation.  Raises FileError if another job has saved since this job read or saved.
 
     Damaged generations are skipped, as in `load_all`.  Without overwrite, ArgumentError is raised for a file that is
     not, or may not be, a generation.  The caller holds the lock of the file.
@@ -127,7 +127,7 @@ def next_token(path: Path, overwrite: bool = False) -> Token:
     if there is not None and last is not None and there.token.job not in (_myself, last.job):
         raise FileError(
             f"{path}: {there.process} has saved generation {there.token.generation} since this job was at "
-            f"generation {last.generation}: it was not replaced, and this job should end"
+            f"generation {last.generation}: the file was not replaced, and this job should end"
         )
     return Token(_myself, 1 + max([x.generation for x in (there and there.token, last) if x is not None], default=0))
 
@@ -155,7 +155,7 @@ def older(path: Path) -> list[Path]:
 
 
 def keep(path: Path, count: int) -> None:
-    """Give the file the name `path.1`, and older generations the next numbers, where `count` generations are kept.
+    """Give the file the second name `path.1`, and older generations the next numbers, if `count` is more than 1.
 
     Raises FileError, before any file is renamed, if one of these names belongs to a file of another kind.
     """
@@ -164,7 +164,7 @@ def keep(path: Path, count: int) -> None:
         if not (file.is_file() and (h5py.is_hdf5(file) or _is_ours(file))):
             raise FileError(f"{file} was not written by save_all, and is in the way of older generations: move it")
     good = [x for x in [path, *there] if x.exists() and state(x) not in _rejected]
-    if count < 2 or (len(good) > 1 and good[0] == path and path.samefile(good[1])):  # an earlier job ended here
+    if count < 2 or (len(good) > 1 and good[0] == path and path.samefile(good[1])):  # an earlier job was killed here
         return
     for number in range(len(good), 0, -1):
         file, name = good[number - 1], path.with_name(f"{path.name}.{number}")
@@ -176,7 +176,7 @@ def keep(path: Path, count: int) -> None:
 
 
 def trim(path: Path, count: int) -> None:
-    """Remove generations beyond `count`, after the newest one has the name of the file."""
+    """Remove the oldest generations, until `count` are left.  The newest must have the name of the file already."""
     for file in older(path)[count - 1 :]:
         with suppress(FileError, OSError):
             if _is_ours(file):
@@ -193,7 +193,7 @@ def linked(path: Path, name: Path) -> None:
 
 
 def create(path: Path, token: Token, attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> None:
-    """Create a file with its attributes, but without matrices.   matrices : those that will be added to the file."""
+    """Create a file with its attributes, but without matrices.   matrices : the matrices that are added later."""
     origin = {f"{_PREFIX}version": pdgemm.__version__, _NAME: process_name()}
     origin |= {_JOB: token.job, _GENERATION: token.generation}
     contents = _hash({**origin, **attrs}, matrices)
@@ -207,7 +207,7 @@ def plain_name(name: str) -> str:
 
 
 def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes in the form to save.  Raises ArgumentError for a value that a load would change."""
+    """Return the attributes as they are saved.  Raises ArgumentError for a value that a load would change."""
     checked = dict[str, Any]()
     for name, value in attrs.items():
         if not isinstance(name, str) or not name or name.startswith(_PREFIX) or "\0" in name:
@@ -273,7 +273,7 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
 
 
 def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
-    """Raise FileError if the metadata in a complete file do not have this token and these names of matrices."""
+    """Raise FileError if a new file, read back, has another token, or matrices of other names."""
     try:
         held = inspect(partial)
     except DamagedError as error:
@@ -283,14 +283,14 @@ def check_held(partial: Path, token: Token, names: Iterable[str]) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether `save_all` wrote a file, which may be damaged: it is empty, or begins with names of attributes."""
+    """Return whether `save_all` wrote a file, perhaps damaged: the file is empty, or its start names our attributes."""
     with open(path, "rb", opener=ordinary) as file:
         first = file.read(_FIRST)
     return not first or sum(name.encode() in first for name in (_JOB, _NAME, _GENERATION, _CONTENTS)) > 1
 
 
 def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
-    """Return a hash of the attributes, with their values as they are loaded, and of the properties of the matrices."""
+    """Return a hash of the attributes, with values as a load returns them, and of the properties of the matrices."""
     values = [(name, np.asarray(value)) for name, value in sorted(attrs.items())]
     plain = [(name, value.dtype.str, value.shape, value.tolist()) for name, value in values]
     known = repr((plain, [tuple(x) for x in sorted(matrices)]))
@@ -324,7 +324,7 @@ def saved_generations(path: Path) -> tuple[list[Generation], list[str]]:
 
 
 def is_there(generation: Generation) -> bool:
-    """Return whether its file still holds this generation.  Numbers only grow, so the file held it all the time."""
+    """Return whether the file still holds this generation.  Numbers only grow: a file never returns to an old one."""
     with suppress(FileError):
         return inspect(generation.path).token == generation.token
     return False

@@ -70,10 +70,10 @@ def load(
 
         A = hdf5.load("a.h5", "x", grid)            # on a grid of all ranks: hdf5.load("a.h5:/x")
 
-    path, name : file and dataset, of two dimensions, or of one, which is read as one column.  Without a name, the path
-                has both: `FILE:/DATASET`.
+    path, name : the file, and the dataset, which has two dimensions, or one and is read as one column.  Without a name,
+                the path has both: `FILE:/DATASET`.
     grid       : by default a grid of all ranks.
-    rows, cols : the part of the dataset that is read, without the rest: a slice or a range of step 1, or a pair
+    rows, cols : the part of the dataset to read: a slice or a range of step 1, or a pair
                 (start, stop); by default all.
     block, source : layout of the result, as in `DistMatrix.empty`.
     dtype     : the type to convert to while reading; needed for integers other than int8 and int32.
@@ -83,7 +83,7 @@ def load(
     progress  : called as progress(done, total) after each transfer.
 
     For a part of the columns, each row is read separately; if two rows are less than 4 KiB apart, many rows are read at
-    once, with the bytes in between.  Of a chunked dataset whole chunks are read.
+    once, with the bytes in between.  A chunked dataset is read in whole chunks.
 
     Links are followed, and the bytes of a dataset may be in other files: the target of a link, or the files of a
     virtual dataset, which must all exist.  A file that changes while it is read raises FileError.
@@ -139,7 +139,7 @@ def save(
 
     path, name : the dataset is created, or replaces one that pdgemm wrote; all other contents of the file are kept.
             If the name is a link, the new dataset replaces the link; the target of a soft link keeps its name, and a
-            dataset with hard links its other names.  A name that leads through an external link raises FileError.
+            dataset with hard links keeps its other names.  A name that leads through an external link raises FileError.
     overwrite : also replace a dataset of another program; without it, that is an ArgumentError.
     chunks, compression : as in h5py ("gzip").  Where h5py is not built with MPI, rank 0 writes such a dataset: each
             other rank sends its elements to rank 0, at most 2^19 elements at a time, or one chunk.
@@ -162,7 +162,7 @@ def save(
         description += [f"ndim={ndim}", bool(overwrite)]
         _check_saved(A.dtype)
         if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
-            raise LayoutError(f"{path}:{name}: a matrix of shape {A.shape} is not saved with ndim={ndim}")
+            raise LayoutError(f"{path}:{name}: a matrix of shape {A.shape} cannot be saved with ndim={ndim}")
     written = checksum(A)
     dataset = NewDataset(path, name, A.grid, A.distribution, A.dtype, written, ndim)
     storage = {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression}
@@ -194,7 +194,7 @@ def save_all(
 
     The new file is complete under its name, checked and on the disk, or the old file is unchanged: `save_all` writes a
     temporary file beside it, and renames the temporary file.  The disk needs as much space as the matrices have bytes.
-    Matrices of at most 2^19 elements are written many at a time, each by one rank: they cost no agreement of their own.
+    Matrices of at most 2^19 elements are written many at a time, each by one rank; the ranks agree once for many.
     Other contents of the old file are lost.  A file that `save_all` did not write is replaced only with `overwrite`.
 
     The file records a checksum of each matrix, the generation, and the job that wrote it.  FileError is raised if
@@ -206,7 +206,7 @@ def save_all(
     start, saved = perf_counter(), dict(attrs or {})
     matrices = dict(matrices)
     if not matrices:
-        raise ArgumentError("matrices is empty: there is nothing to save, and no grid whose ranks could agree")
+        raise ArgumentError("matrices is empty: pass at least one matrix to save")
     comm = communicator(**{str(name): x for name, x in matrices.items()})
     with together(comm) as description:
         path = Path(path)
@@ -214,7 +214,7 @@ def save_all(
             _check_state(path, name, x, comm)
         saved = generations.check_attrs(saved)
         if len({*map(generations.plain_name, matrices)}) < len(matrices):
-            raise ArgumentError(f"matrices: some of the names {', '.join(matrices)} are of the same dataset")
+            raise ArgumentError(f"matrices: some of the names {', '.join(matrices)} name the same dataset")
         keep = as_count(keep, "keep", 1)
         description += ["hdf5.save_all", path, *matrices, *(x.shape for x in matrices.values()), keep, bool(overwrite)]
         description += [(key, np.asarray(value).dtype.str, np.asarray(value).tobytes()) for key, value in saved.items()]

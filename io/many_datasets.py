@@ -39,7 +39,8 @@ _ALONE = 1, 1  # the unit of a contiguous dataset
 class ManyDatasets:
     """Contiguous datasets of many matrices in a file, which is opened once for all.
 
-    matrices : the matrices in memory.   offsets : the byte at which each dataset begins.   comm : all their ranks.
+    matrices : the matrices in memory.   offsets : the byte at which each dataset begins.   comm : the ranks of all
+    matrices.
     The number of agreements of the ranks depends on the bytes of the matrices, and not on their number: small matrices
     are exchanged in parcels (`pieces.parcels`), and each is read or written as a whole by one rank.
     """
@@ -92,7 +93,7 @@ class ManyDatasets:
             raise FileError(f"{path}: {LOST}")
 
     def _own_wholes(self, parcel: pieces.Parcel, transfers: list[Transfer]) -> dict[int, np.ndarray]:
-        """Return the matrices of a parcel that are whole on this rank, as the file holds them, by number.  Local."""
+        """Read the matrices of a parcel that are whole on this rank; return them by number.  Local."""
         wholes = pieces.new_wholes(self._matrices, parcel, self._comm)
         for number, whole in wholes.items():
             transfers[number](0, 0, whole)
@@ -119,7 +120,7 @@ def create_datasets(partial: Path, matrices: Mapping[str, DistMatrix], checksums
 
 
 def check_datasets(partial: Path, path: Path, matrices: Mapping[str, DistMatrix], offsets: list[int]) -> None:
-    """Raise FileError, which names `path`, if a dataset is not in its place.  Local; the metadata are read back."""
+    """Raise FileError, which names `path`, if a dataset is not at its offset.  Local; the metadata are read back."""
     ends = [(at, at + x.size * x.dtype.itemsize) for at, x in zip(offsets, matrices.values())]
     to_disk(partial, max(ends, key=lambda x: x[1] - x[0]))
     try:
@@ -138,8 +139,8 @@ def load_datasets(
 
     layouts : options of `load` by the names of datasets.
 
-    The file is opened once, and the ranks agree once on all layouts, types and checksums.  The report of a matrix has a
-    share of the total seconds, by bytes.  Raises the errors of `load`, for the first dataset that has one.
+    The file is opened once, and the ranks agree once on all layouts, types and checksums.  A matrix's report has a
+    share of the total seconds in proportion to its bytes.  Raises the errors of `load`, for the first bad dataset.
     """
     comm = grid.comm
     stored = on_root(comm, path, lambda: stored_datasets(path, names))
@@ -188,14 +189,14 @@ def read_datasets(
 
 
 def checked_layouts(layouts: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
-    """Return the options of `load` of each matrix by its name.  Raises ArgumentError where they are invalid."""
+    """Return the options of `load` for each matrix, by name.  Raises ArgumentError where they are invalid."""
     layouts = {} if layouts is None else layouts
     if not isinstance(layouts, Mapping) or not all(isinstance(x, Mapping) for x in layouts.values()):
         raise ArgumentError(f'layouts must be of the form {{"w": {{"block": 64}}}}, got {layouts!r:.60}')
     wanted = {str(name): dict(options) for name, options in layouts.items()}
     for name, options in wanted.items():
         if unknown := set(options) - {"block", "source", "dtype", "transpose", "device"}:
-            raise ArgumentError(f"layouts[{name!r}]: load has no {', '.join(map(str, unknown))}")
+            raise ArgumentError(f"layouts[{name!r}]: load has no option {', '.join(map(str, unknown))}")
     return wanted
 
 

@@ -84,7 +84,7 @@ class NewDataset:
         self._offset, self.unit = stored.offset or 0, stored.unit
 
     def opened(self, write: bool) -> AbstractContextManager[Transfer]:
-        """Open the dataset for transfers of rectangles; collective with a parallel h5py, and for writing chunks."""
+        """Open the dataset.  Transfers of rectangles are collective if h5py is parallel, or if chunks are written."""
         if self._parallel:
             return dataset_access.opened_by_hdf5(self._partial, self._name, self._comm, True, write=write)
         if self._chunked and write:
@@ -94,7 +94,7 @@ class NewDataset:
         return self.opened_alone(write)
 
     def opened_alone(self, write: bool) -> AbstractContextManager[Transfer]:
-        """Open a dataset without chunks for independent transfers, which each rank makes at any time."""
+        """Open a dataset without chunks for independent transfers, which each rank may make at any time."""
         cols = self._shape[1]
         return dataset_access.opened_by_mpi_io(self._partial, self._offset, cols, self._dtype, self._comm, write=write)
 
@@ -159,7 +159,7 @@ class NewDataset:
             raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
         there = held.shape, held.dtype, held.offset or 0, held.checksum
         if there != (self._shape, self._dtype, self._offset, self.checksum) or not self._links <= links:
-            raise FileError(f"{self._path}: {LOST}: {self._name} is {held.shape} {held.dtype} there")
+            raise FileError(f"{self._path}: {LOST}: {self._name} is {held.shape} {held.dtype} in it")
 
 
 def contiguous() -> Any:

@@ -54,7 +54,7 @@ def load(
     path       : a file with an array of numbers, as `numpy.save` writes it, in C or Fortran order and any byte order.
                  An array has two dimensions, or one, which is read as one column.
     grid       : by default a grid of all ranks.
-    rows, cols : the part that is read, without the rest: a slice or a range of step 1, or a pair (start, stop).
+    rows, cols : the part to read: a slice or a range of step 1, or a pair (start, stop).
     block, source, dtype, transpose, device, progress : as in `pdgemm.io.hdf5.load`.
 
     `.report` has the bytes and seconds.  Extra memory: at most 64 MiB per rank.
@@ -115,7 +115,7 @@ def save(
         if order not in ("C", "F"):
             raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
         if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
-            raise LayoutError(f"{path}: a matrix of shape {A.shape} is not saved with ndim={ndim}")
+            raise LayoutError(f"{path}: a matrix of shape {A.shape} cannot be saved with ndim={ndim}")
         if A.dtype.isbuiltin != 1:
             raise DTypeError(f"a .npy file cannot hold {A.dtype}: convert the matrix first, A.astype('float32')")
     stored = A if order == "C" else A.T

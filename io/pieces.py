@@ -116,14 +116,17 @@ def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple
 
 
 def _share(size: int, unit: int, ranks: int, most: int, period: int = 1) -> int:
-    """Return an even share: one unit or more, `most` indices at most; all shares are whole periods if possible."""
+    """Return a block size for an even distribution: one unit or more, `most` indices at most.
+
+    If possible, the blocks of all ranks together are whole periods.
+    """
     units = max(1, min(most // unit, -(-size // (unit * ranks))))
     alike = period // gcd(period, unit * ranks)
     return unit * (units - units % alike if units > alike and units * unit * ranks < size else units)
 
 
 class Parcel(NamedTuple):
-    """Small matrices that one exchange sends; each of them is then whole on one rank.
+    """Small matrices that one exchange gathers, each on one rank.
 
     numbers : their indices in a list.   ranks : the rank that receives each whole matrix, ascending.
     """
@@ -133,7 +136,7 @@ class Parcel(NamedTuple):
 
 
 def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
-    """Return parcels of all matrices on the host of 1 to ELEMENTS elements, as few as the memory of a rank allows.
+    """Return parcels of all host matrices that have 1 to ELEMENTS elements, as few as the memory of a rank allows.
 
     A rank sends at most 2 ELEMENTS of a parcel.  It receives an even share, which is about ELEMENTS at most.
     """
@@ -150,7 +153,7 @@ def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
 
 
 def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:
-    """Return the matrices of a parcel that are whole on this rank, by number.  Collective; one exchange."""
+    """Gather the matrices of a parcel; return those that are now whole on this rank, by number.  Collective."""
     with together(comm):
         out, wholes = [list[np.ndarray]() for _ in range(comm.size)], new_wholes(matrices, parcel, comm)
         for number, owner in zip(*parcel):
@@ -167,7 +170,7 @@ def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intraco
 def spread_wholes(
     matrices: Sequence[DistMatrix], parcel: Parcel, wholes: Mapping[int, np.ndarray], comm: MPI.Intracomm
 ) -> None:
-    """Set the matrices of a parcel from those that are whole on the ranks, as `whole_ones` returns them.  Collective.
+    """Scatter whole matrices, as `whole_ones` returns them, to the distributed matrices of a parcel.  Collective.
 
     One exchange, the transpose of that of `whole_ones`.
     """
@@ -189,7 +192,7 @@ def new_wholes(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intraco
 
 
 def _window(matrix: DistMatrix, rank: int) -> Any:
-    """Return the index of the elements of a rank in the whole matrix; slices, for a plain copy, where these suffice."""
+    """Return the index of a rank's elements in the whole matrix: slices if possible, because copies are then faster."""
     dims = zip((matrix.distribution.rows, matrix.distribution.cols), matrix.grid.coords_of(rank))
     rows, cols = (dim.indices(part) for dim, part in dims)
     ends = [(x[0], x[-1] + 1) if len(x) else (0, 0) for x in (rows, cols)]
@@ -233,7 +236,7 @@ def file_checksum(
 
 
 def sum_at(block: np.ndarray, row: int = 0, col: int = 0) -> np.ndarray:
-    """Return the sum of a block of a matrix for its checksum.   row, col : the first ones of the block.  Local."""
+    """Return the term of a block in the checksum of its matrix.   row, col : its first row and column.  Local."""
     rows, cols = block.shape
     return bilinear(block, np.arange(row, row + rows), np.arange(col, col + cols))
 
@@ -246,7 +249,7 @@ def file_sum(
     comm: MPI.Intracomm,
     start: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
-    """Return this rank's part of the checksum of the dataset, or of a part of it at `start`.  Collective."""
+    """Return this rank's term of the checksum of a dataset, or of its submatrix that begins at `start`.  Collective."""
     total = zero()
     for piece in cut(shape, unit, comm.size):
         row, col, own = piece.share(comm.rank)

@@ -1,7 +1,7 @@
-"""Matrices of 8-bit values with scales in the files of `save_all`: two datasets each, and an attribute.
+"""Matrices of 8-bit values with scales, in files of `save_all`: two datasets and an attribute for each matrix.
 
 For W, `W/values` has the bits of the values as int8, `W/scales` the scales (the bits of powers of two as int8), and the
-attribute `scaled/W` of the file is a text of both types and of the rows and columns of a block.
+attribute `scaled/W` of the file is a string: both types, and the rows and columns of a block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def save_scaled(
     keep: int = 1,
     overwrite: bool = False,
 ) -> RunReport:
-    """Write matrices of 8-bit values with scales, and others, to one file, as `hdf5.save_all` does.  Collective.
+    """Write matrices, some of them with 8-bit values and scales, to one file, as `hdf5.save_all` does.  Collective.
 
         save_scaled("weights.h5", {"w": W, "bias": b})
 
@@ -56,7 +56,7 @@ def load_scaled(
 
     layouts : options of `load` by the name of the dataset, `W/values` for the values of W; without dtype or transpose.
 
-    Returns `matrices` (those that were saved as Scaled are Scaled), `attrs` and `generation`.
+    Returns `matrices` (a Scaled is loaded as a Scaled), `attrs` and `generation`.
     Raises the errors of `load_all`.
     """
     matrices, attrs, generation = load_all(path, grid, layouts)
@@ -70,7 +70,7 @@ def load_scaled(
 
 
 def _storable(x: DistMatrix) -> DistMatrix:
-    """Return scales in a type of HDF5."""
+    """Return scales in a type that HDF5 has: scales of one byte as int8."""
     return _of_type(x, "int8") if x.itemsize == 1 else x
 
 

@@ -48,11 +48,11 @@ Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) 
 
 
 class ReadSums:
-    """Checksums of the regions of op(X) that a job has read, taken when they were read, in the order of the file.
+    """Checksums of the regions of op(X) that this rank has read, with the row and column numbers of the file.
 
     dtype : type of the elements in memory.
 
-    The attribute `total` is the sum of this rank.  When all of X was read, the `total` of all ranks add up to
+    The attribute `total` is the sum of this rank.  When all of X was read, the totals of all ranks add up to
     `protection.checksum`.
     """
 
@@ -61,7 +61,7 @@ class ReadSums:
         self._what, self._sums = what, dict[Region, int]()
 
     def add(self, region: Region, read: np.ndarray) -> None:
-        """Add the sum `read` of a region.  Local; raises FileError if the region was read before with another sum."""
+        """Add the checksum `read` of a region.  Local; raises FileError if an earlier read had another checksum."""
         if region not in self._sums:
             self.total += read
         if self._sums.setdefault(region, now := int(read[0])) != now:
@@ -73,9 +73,10 @@ class Source(NamedTuple):
 
     what   : the name of the matrix in messages.
     dataset : the file, and the name of the dataset in the file, "" in a .npy file.
-    stored : the properties of the dataset, or of an array, whose rows are contiguous.
+    stored : the properties of the dataset, or of the array in a .npy file, as a matrix with contiguous rows.
     dtype  : type of the matrix.
-    op     : op of the stored elements.   letter : the user's argument; these differ for a .npy file in Fortran order.
+    op     : op that is applied to the stored elements.   letter : op that the user named.  The two differ for a .npy
+             file in Fortran order.
     by_columns : the rows of `stored` are columns of the array, as in a .npy file in Fortran order.
     """
 
@@ -109,7 +110,7 @@ class Source(NamedTuple):
 
     @property
     def ndim(self) -> int:
-        """The dimensions of op(matrix): 1 for a column that is a dataset of one dimension."""
+        """The number of dimensions of op(matrix): 1 for a column that is a dataset of one dimension."""
         return 2 if self.transposed else self.stored.ndim
 
     @property
@@ -124,7 +125,7 @@ class Source(NamedTuple):
         return (cols, rows) if self.transposed else (rows, cols)
 
     def turned(self, letter: str) -> Source:
-        """Return the source of the transpose ("T") or of the conjugate transpose ("C"); op(matrix) for "N".
+        """Return the source of the transpose ("T") or conjugate transpose ("C") of op(matrix); for "N", this source.
 
         Raises LayoutError where op(matrix) would be the conjugate of a dataset of complex elements.
         """
@@ -138,7 +139,7 @@ class Source(NamedTuple):
         return self._replace(op=letter if now == "N" else "N")
 
     def again(self, grid: ProcessGrid) -> Source:
-        """Return the source with the properties that its dataset has now.  Collective."""
+        """Inspect the dataset again, and return the source with its current properties.  Collective."""
         return self._replace(stored=source(grid, self.what, self.dataset, self.dtype).stored)
 
     def read(
@@ -163,7 +164,7 @@ class Source(NamedTuple):
             whole = part.shape == of_array
             if verify:  # the checksum is that of the stored bits, without conversion
                 if not whole:
-                    raise ArgumentError(f"{self.place}: verify reads the whole dataset, and not a part of it ({part})")
+                    raise ArgumentError(f"{self.place}: verify needs the whole dataset, not {part}")
                 check_verifiable(stored, self.place)
                 carried = stored.dtype
             elif carried.kind == "c" and stored.dtype.kind != "c" and self.dataset[1]:
@@ -193,7 +194,7 @@ class Source(NamedTuple):
         return matrix
 
     def read_again(self, say: Observer, grid: ProcessGrid, block: Block | None, **layout: Any) -> DistMatrix:
-        """Return the matrix as `read` does, of the dataset as it is now.   say : receives progress and the report."""
+        """Inspect the dataset again, and read it as `read` does.   say : receives progress and the report."""
         with say.progress(f"read {self.what}", self.nbytes, "B/s") as progress:
             matrix = self.again(grid).read(grid, block, progress=progress, **layout)
         say.report("read", matrix.report)
@@ -204,13 +205,13 @@ class Source(NamedTuple):
         return self.stored.object == other.stored.object
 
     def checksum(self, grid: ProcessGrid, dtype: np.dtype | None = None) -> str:
-        """Return the checksum of the elements in this type, without op.  Collective; raises FileError."""
+        """Return the checksum of the stored elements, read as `dtype`, without op.  Collective; raises FileError."""
         with self.opened_alone(grid) as get:
             return pieces.file_checksum(self.stored.shape, dtype or self.stored.dtype, get, self.stored.unit, grid.comm)
 
     @contextmanager
     def opened_alone(self, grid: ProcessGrid, sums: ReadSums | None = None) -> Iterator[Transfer]:
-        """Open the dataset for independent reads, which each rank makes at any time, also in a thread.
+        """Open the dataset for independent reads, which each rank may make at any time, also in a thread.
 
         Collective; raises FileError if the file has changed since its inspection, at the beginning or at the end.
         sums : receives the sums of all reads in the block.  A file that has another time or owner at the end, or that
@@ -251,7 +252,9 @@ def ndim_of_product(b: Source, entry: Source | None) -> int:
 
 
 def source(grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: Any = None, op: str = "N") -> Source:
-    """Inspect a dataset, or a .npy file, whose dataset has the name "".  Collective over the grid.
+    """Inspect a dataset, or a .npy file, and return its source.  Collective over the grid.
+
+    dataset : the file, and the name of the dataset in it, "" for a .npy file.
 
     Raises the errors of `hdf5.load` and `npy.load` that do not depend on elements, and that of `Source.turned`.
     """

@@ -85,7 +85,7 @@ class BatchProduct:
     """A product of batches whose arguments are checked, and whose C and workspace are allocated.  Local.
 
     Arguments are those of `matmul_batched`.  Raises its errors, on this rank only.
-    description : texts that are the same on all ranks.
+    description : values that must be equal on all ranks.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class _Multiply:
         self.alike = set(types) == {self.factors} and not any(conjugate)
         self.unscaled = (self.alpha, self.beta) == (1, 0) and not integers
         need = self._item_bytes(*mnk)
-        # allocated before the check, large enough for whole items; large items of one type need none
+        # allocated before ranks agree, with room for any whole item; large items of one type need none
         self.workspace = np.empty(max(0 if self.alike else need.max(initial=0), min(CHUNK_BYTES, need.sum())), np.uint8)
 
     def _item_bytes(self, m: Any, n: Any, k: Any) -> Any:
@@ -341,7 +341,7 @@ def _check_batch(name: str, x: Any, A: Batch) -> None:
     if len(x) != len(A):
         raise LayoutError(f"A has {len(A)} items, {name} has {len(x)}")
     for item in np.flatnonzero(x.owner != A.owner)[:1]:
-        raise LayoutError(f"item {item} of A is on rank {A.owner[item]}, of {name} on rank {x.owner[item]}")
+        raise LayoutError(f"item {item} of A is on rank {A.owner[item]}, item {item} of {name} on rank {x.owner[item]}")
 
 
 def _check_shapes(problem: str, equal: tuple[np.ndarray, np.ndarray], *batches: Batch) -> None:

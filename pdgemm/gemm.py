@@ -93,10 +93,11 @@ def pdgemm(
         "inner"         local products and one reduction, for huge k.
     shape, layers : shape and layers of the product's grid, Pr x Pc x layers <= ranks; by default the best ones.  This
         need not be the grid of the matrices; communicators of new grids are cached for later products.
-    lookahead    : panels in flight behind the one in use, >= 0; by default 1 on one node, 4 across several nodes.
+    lookahead    : later panels in flight while one is multiplied, >= 0; by default 1 on one node, 4 across nodes.
     panel_width  : largest panel width, in inner indices; by default chosen by the model.
     memory_limit : bytes per rank for all buffers beyond A, B and C: panels, messages, copies of redistributed
-        matrices, and partial sums where the type of C is not accumulate_dtype.  For A or B in a file 256 MiB.
+        matrices, and partial sums where the type of C is not accumulate_dtype.  By default no limit; 256 MiB if A or B
+        is in a file.
     mover        : how panels are transferred from their owners: "shared" (panels and partial sums are read in place in
         node-shared memory, and each panel is relayed once to each other node), "ibcast" (MPI_Ibcast), "ring"
         (point-to-point), "mpi" ("ibcast" or "ring", chosen by the model), or "auto": "shared" where ranks share memory,
@@ -108,8 +109,8 @@ def pdgemm(
     compute_type : type to which operands are rounded, panel by panel, before they are multiplied; products are then
         accumulated in float32 (complex64): "float32", "tf32" (11 bits, on GPUs; a CPU does not round), "float16" or
         "bfloat16" (real matrices).  Or products of slices (`docs/emulated.md`), on the host: "bf16x9", with sums in
-        float32 (complex64), and "ozaki", with sums in float64 (complex128), of 8 slices of 7 bits; of other numbers
-        of slices "ozaki-4", "ozaki-5", "ozaki-6", "ozaki-7", "ozaki-8", "ozaki-9", "ozaki-10", "ozaki-11", "ozaki-12".
+        float32 (complex64), and "ozaki", with sums in float64 (complex128), of 8 slices of 7 bits; other numbers
+        of slices: "ozaki-4", "ozaki-5", "ozaki-6", "ozaki-7", "ozaki-8", "ozaki-9", "ozaki-10", "ozaki-11", "ozaki-12".
         None: nothing is rounded.
     protect      : compare the rows of C with checksums that the owners of A and B compute (`docs/bit-flips.md`):
         "detect" raises CorruptionError where rows of C differ from their checksums, "repair" repeats the product, three
@@ -165,7 +166,7 @@ def carried_out(
     def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, bool]:
         """Return operands, beta, the product, and whether any rank has `progress`.  Collective.
 
-        The product is prepared, but for a grid on which a program is planned: there it is a plan, and nothing runs.
+        The product is a `Prepared`; if a program is planned on this grid, it is only a plan, and nothing runs.
         """
         agreement = together(comm, check)
         with agreement as description:
@@ -298,7 +299,7 @@ class Plan(ProductPlan):
     def _for(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, epilogue: Epilogue | None, shared: bool) -> ProductPlan:
         """Return the plan of this product for these matrices, which must have the planned layouts.  Local.
 
-        It is another plan where the matrices were planned in node-shared memory and are not in it.
+        If the plan expects matrices in node-shared memory, and they are outside of it, another plan is returned.
         """
         plan: ProductPlan = self
         check_product(A, B, C)
@@ -363,7 +364,7 @@ def plan(
     """Return the plan of `pdgemm` with these arguments without executing it.  Collective over the grid.
 
     C : None: the plan is for a matrix as `pdgemm` would allocate it.
-    alpha, beta : 0, or any other number: where alpha is 0, A and B are not read, and where beta is 0, C is not read.
+    alpha, beta : only whether they are 0 matters: if alpha is 0, A and B are not read; if beta is 0, C is not read.
 
     The plan is a value: it can be printed and compared, states its cost (`plan.explain()`, `plan.seconds`,
     `plan.traffic(rank)`, `plan.extra_bytes(rank)`), is saved (`to_json`, `Plan.from_json`), and is executed any number

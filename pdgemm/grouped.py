@@ -63,8 +63,8 @@ def matmul_grouped(
     epilogue : Y[i] := f(scale (alpha X[i] op(W_g)) + bias), as for `matmul_batched`, with beta = 0: vectors are arrays
         for all groups, or a Batch of a row (1, n) for each.  Rows in no group are 0.
 
-    Returns Y; `Y.report` is a RunReport.  Its `imbalance` is the work of the busiest rank / the mean work: only its
-    owner multiplies a group.
+    Returns Y; `Y.report` is a RunReport.  Its `imbalance` is the work of the busiest rank / the mean work: each
+    group is multiplied only by its owner.
 
     Cost per rank: 2dn flops for each row of its groups; each row is sent once to each of its groups on other ranks, d
     words, and its result back, n words; memory for the rows of its groups, d + n words each, and for messages of at
@@ -163,7 +163,7 @@ def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: s
     for g in (shapes != (X.shape[1], n)).any(axis=1).nonzero()[0][:1]:
         rows, cols = shapes[g]
         raise LayoutError(
-            f"op(W) of group {g} is {rows} x {cols}, but X is {X.distribution}, on a {X.grid} grid, n is {n}"
+            f"op(W) of group {g} is {rows} x {cols}, not {X.shape[1]} x {n}: X is {X.distribution} on a {X.grid} grid"
         )
     if isinstance(groups, Routing) and not np.array_equal(groups.owner, owners):
         raise LayoutError(f"the groups of {groups!r} have other owners than the items of {W!r}")

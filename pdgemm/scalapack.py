@@ -12,8 +12,8 @@ The arguments are those of ScaLAPACK, in the same order:
 Every routine is collective over the processes of the context, including processes outside its grid.  Local arrays are
 NumPy arrays with contiguous columns, or one-dimensional arrays; results are stored in these arrays.  Unlike in
 ScaLAPACK, sub(A), sub(B) and sub(C) may have any alignment, and belong to contexts of different shapes.
-If an argument is illegal on any process, all processes raise IllegalArgument for this argument; INFO counts the entries
-of the descriptor in the type that was passed.
+If an argument is illegal on any process, all processes raise IllegalArgument for this argument; for a descriptor,
+INFO counts the entries of the descriptor type (1 or 2) that was passed.
 
 Blackford et al., ScaLAPACK Users' Guide, 1997, ch. 4; Choi et al., A proposal for a set of Parallel Basic Linear
 Algebra Subprograms, LAPACK Working Note 100, 1995.

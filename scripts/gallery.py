@@ -65,8 +65,8 @@ END = """\
 ## scaling_study.sh
 
 A strong and a weak scaling study in Slurm, and the report of both.  [The script](scaling_study.sh) submits three of the
-job scripts in `slurm/`, of which each waits for the one before it: growing numbers of ranks multiply the same matrices,
-then matrices that grow with them, and then `pdgemm plot` draws what was measured beside what was predicted.  First
+job scripts in `slurm/`, each of which waits for the previous one: growing numbers of ranks multiply the same matrices,
+then matrices that grow with the ranks, and then `pdgemm plot` draws measured and predicted values.  First
 set in a [site file](../../slurm/README.md) how ranks start on your cluster.
 
 <!-- not run: it needs Slurm; tests/cluster/test_slurm_studies.py submits it -->
@@ -75,14 +75,14 @@ $ ALLOCATION='-N 4 --ntasks-per-node=8' RANKS=1,2,4,8,16,32 docs/examples/scalin
 ```
 
 `scripts/study.sh --ranks 1,2` does the same without Slurm.  This is the beginning of its report, from two cores of an
-AMD EPYC on 24 November 2026; what lies beyond the measurements is predicted:
+AMD EPYC on 24 November 2026; times on more than 2 ranks are predicted:
 
 ![Time and efficiency of a product, measured on 1 and 2 ranks and predicted to 4096](pictures/scaling_study.png)
 
 ## notebook.ipynb
 
-Products from a notebook: [it](notebook.ipynb) starts four MPI engines by ipyparallel, which multiply matrices together,
-and takes the result to the notebook.  It needs `pip install '.[mpi,notebook]'`.
+Products from a notebook: [notebook.ipynb](notebook.ipynb) starts four MPI engines by ipyparallel, which multiply
+matrices together, and gets the result from them.  It needs `pip install '.[mpi,notebook]'`.
 
 ## All pictures again
 

@@ -233,7 +233,7 @@ use_machine() {
     export PDGEMM_MACHINE=$MACHINE
 }
 
-# multiply OPTION...: computes C := A B on all ranks, and checks it before it is stored.  OPTIONS has more options.
+# multiply OPTION...: computes C := A B on all ranks, and checks C before it is stored.  OPTIONS has more options.
 # CHECKPOINT=10min and MTBF=44h are passed as --checkpoint and --mtbf.
 multiply() {
     local folder before words dataset checkpoint unfinished
@@ -279,7 +279,7 @@ program() {
         [ -n "$task" ] || die "'${words[*]}' has {task}, but this job is not an array: sbatch --array=0-9 ... $name ..."
         words=("${words[@]//'{task}'/$task}")
     fi
-    lost() { say "'${words[*]}' did not end; files that pdgemm saves are whole, or as they were before"; }
+    lost() { say "'${words[*]}' did not end; each file that pdgemm saves is complete or unchanged"; }
     if [[ ${words[0]} = *.py ]]; then
         [ -r "${words[0]}" ] || die "${words[0]}: no such program (seen from $PWD)"
         words=(python -m pdgemm "${words[@]}")
@@ -299,7 +299,7 @@ train() {
 # ---------------------------------------------------------------- studies
 measured() { if [ -r "$1" ]; then grep -c '"status": "ok"' "$1" || true; else echo 0; fi; }
 
-# study FILE COMMAND...: appends measurements to FILE; those that are there already are not repeated.
+# study FILE COMMAND...: appends measurements to FILE; measurements that FILE contains are not repeated.
 study() {
     local file=$1 status=0
     shift

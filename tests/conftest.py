@@ -11,16 +11,16 @@ import pytest
 from pdgemm.devices import gpu_binding
 
 if gpu_binding.visible():
-    gpu_binding.choose()  # an MPI library built for CUDA looks for the GPU of a rank when it starts
+    gpu_binding.choose()  # before MPI starts: an MPI library built for CUDA then selects the GPU of the rank
 FOLDERS = {path.parent for path in Path(__file__).parent.rglob("*.py")}
-sys.path[:0] = map(str, sorted(FOLDERS))  # whatever the import mode: the names of all test modules differ
+sys.path[:0] = map(str, sorted(FOLDERS))  # in every import mode of pytest; all test modules have different names
 HELPERS = Path(__file__).parent.glob("helpers/*.py")
-pytest.register_assert_rewrite(*(path.stem for path in HELPERS))  # their assertions are explained as in a test
+pytest.register_assert_rewrite(*(path.stem for path in HELPERS))  # pytest explains failed assertions of helpers, too
 pytest_plugins = ["mpi_report", "tiers", "grid_fixtures", "tree_mover", "allgather_3d"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip modules without a test of the chosen kind: to import all of them takes six ranks a minute."""
+    """Skip modules without a test of the chosen kind: importing all modules on six ranks takes a minute."""
     kind = config.option.markexpr
     if kind not in ("mpi", "not mpi") or not collection_path.match("test_*.py"):
         return None

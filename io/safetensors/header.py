@@ -4,9 +4,9 @@
 
     8 bytes          n, the length of the header, little-endian
     n bytes          {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}
-    all the others   the elements of the tensors, each in the order of its rows
+    the rest         the elements of the tensors, each row by row
 
-The format: https://github.com/huggingface/safetensors.  Its library checks all further rules.
+The format: https://github.com/huggingface/safetensors.  The safetensors library checks all other rules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CODE = {dtype: code for code, dtype in DTYPE.items()}
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file.   code : its type as the format calls it.   offset : the byte at which its elements begin."""
+    """A tensor of a file.   code : the format's name of its type.   offset : the byte at which its elements begin."""
 
     code: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Tensor(NamedTuple):
     def dtype(self) -> np.dtype:
         """The type of the elements.  Raises DTypeError where the package has no such type."""
         if self.code not in DTYPE:
-            raise DTypeError(f"elements of {self.code} are not read; types are {', '.join(DTYPE)}")
+            raise DTypeError(f"tensors of type {self.code} cannot be read; valid types are {', '.join(DTYPE)}")
         return DTYPE[self.code]
 
     @property
@@ -66,7 +66,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The tensors of a file by name, and the state of the file that has this header."""
+    """The header of a file: tensors and metadata by name.   state : the state of the file when the header was read."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
@@ -82,7 +82,7 @@ def safetensors_library() -> Any:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a file, which the library has checked.  Local.
+    """Return the header of a file after a check by the safetensors library.  Local.
 
     Raises FileError where the file is damaged, truncated or of another kind.
     """
@@ -106,20 +106,20 @@ def read_header(path: Path) -> Header:
 
 
 def check_state(path: Path, header: Header) -> None:
-    """Raise FileError where the file is no longer the one of the header.  Local."""
+    """Raise FileError if the file has changed since its header was read.  Local."""
     if state(path) != header.state:
         raise FileError(f"{path} {CHANGED}")
 
 
 class NewFile(NamedTuple):
-    """A file that will be written.   text : its header, length included.   tensors : its tensors, with offsets."""
+    """A file to be written.   text : its header, with the 8 bytes of the length.   tensors : tensors, with offsets."""
 
     text: bytes
     tensors: dict[str, Tensor]
 
     @property
     def elements(self) -> int:
-        """The bytes of the elements."""
+        """The number of bytes of all elements."""
         return sum(x.nbytes for x in self.tensors.values())
 
     @property
@@ -131,7 +131,7 @@ class NewFile(NamedTuple):
         create_with_header(partial, self.text, self.elements)
 
     def check(self, path: Path, partial: Path) -> None:
-        """Raise FileError where the file on the disk has another header or size, or the library refuses it.  Local."""
+        """Raise FileError where the file on the disk has another header or size, or is not valid.  Local."""
         check_header(path, partial, self.text, self.elements)
         try:
             read_header(partial)
@@ -140,7 +140,7 @@ class NewFile(NamedTuple):
 
 
 def new_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> NewFile:
-    """Return a file with these tensors, those of the widest elements first, so that all are aligned.  Local.
+    """Return a new file of these tensors, sorted by element size, the largest first, so that all are aligned.  Local.
 
     metadata : strings by name.   Raises ArgumentError where a name is invalid, or the header is too long.
     """
@@ -158,7 +158,7 @@ def new_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) 
     text = json.dumps({METADATA: texts, **described}, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _LONGEST:
-        raise ArgumentError(f"a header of {len(text)} bytes is too long: safetensors reads {_LONGEST}")
+        raise ArgumentError(f"a header of {len(text)} bytes is too long: safetensors reads at most {_LONGEST}")
     before = 8 + len(text)
     return NewFile(
         len(text).to_bytes(8, "little") + text, {x: t._replace(offset=before + t.offset) for x, t in placed.items()}

@@ -48,18 +48,19 @@ def save_all(
         safetensors.save_all("model.safetensors", {"w": W, "b": b}, shapes={"b": (10,)})
 
     matrices : matrices by tensor name; all on grids of the same ranks, of any type but complex128.
-    shapes   : other shapes of tensors, of as many elements, which are those of the matrix row by row.
-    metadata : strings by name, by default {"format": "pt"}, which other libraries want; "written by" is added.
+    shapes   : shapes of tensors by name, where they differ from the matrix; elements are in the same order, by rows.
+    metadata : strings by name, by default {"format": "pt"}, which other libraries expect; "written by" is added.
     check    : read the file back and compare its checksums before it is renamed.
     overwrite : also replace a file that pdgemm did not write.
 
     The file is complete under its name or does not exist, as with `npy.save`.  Matrices of at most 2^19 elements are
     written many at a time, each by one rank.  Extra memory: at most 64 MiB per rank.
-    Returns the bytes of the file.  Raises ArgumentError, DTypeError, LayoutError, GridError or FileError on every rank.
+    Returns the size of the file in bytes.
+    Raises ArgumentError, DTypeError, LayoutError, GridError or FileError on every rank.
     """
     matrices = dict(matrices)
     if not matrices:
-        raise ArgumentError("matrices is empty: there is nothing to save, and no grid whose ranks could agree")
+        raise ArgumentError("matrices is empty: pass at least one matrix to save")
     comm = communicator(**{str(name): x for name, x in matrices.items()})
     with together(comm) as description:
         path, others = Path(path), {name: tuple(x) for name, x in (shapes or {}).items()}
@@ -122,7 +123,7 @@ def load_all(
 
 @contextmanager
 def being_written(path: Path, comm: MPI.Intracomm, new: NewFile, overwrite: bool) -> Iterator[Path]:
-    """Yield the temporary name of a file that has its header, for the block to write the elements.  Collective."""
+    """Create a file with only its header; yield its temporary name; the block writes the elements.  Collective."""
     on_root(comm, path, lambda: bool(safetensors_library()))  # before anything is written
     with replacing(path, comm, new.size, bool(overwrite), WRITTEN_BY) as partial:
         on_root(comm, path, lambda: new.create(partial))

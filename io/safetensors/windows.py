@@ -1,4 +1,4 @@
-"""Reads and writes of a range of elements, row by row, of a window of a tensor in a file: local, only by MPI-IO."""
+"""Reads and writes a range of elements of a window of a tensor in a file, counted row by row.  Local, by MPI-IO."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Place(NamedTuple):
     transposed: bool = False
 
     def blocks(self, start: int, values: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield views of elements of the window from `start` on, rectangles of it of at most 2^19 elements each.
+        """Yield (row, column, view): `values` as rectangles of the window, of at most 2^19 elements each.
 
-        Yields also the row and the column where each begins; each is as long as possible in the rows of the file.
+        values : the elements of the window from number `start` on.   row, column : where the rectangle begins in the
+        window.  Each rectangle is as long as possible along the rows of the file.
         """
         at = 0
         while at < len(values):
@@ -50,9 +51,9 @@ class Place(NamedTuple):
 
 
 def place_of_window(shape: Sequence[int], window: Sequence[slice], transposed: bool = False) -> Place:
-    """Return the place of a window, which is a part of one dimension of a tensor, as a rectangle of a matrix.
+    """Return, as a rectangle of a matrix, a window of a tensor: a range of one dimension, and all of the others.
 
-    shape : the parameter's shape; it has two dimensions where the file has the transpose.
+    shape : the shape of the parameter; it has two dimensions where the file has the transpose.
     """
     shape, window = (1,) * (2 - len(shape)) + tuple(shape), (slice(0, 1),) * (2 - len(shape)) + tuple(window)
     divided = next((at for at, (n, x) in enumerate(zip(shape, window)) if (x.start, x.stop) != (0, n)), 0)
@@ -63,18 +64,18 @@ def place_of_window(shape: Sequence[int], window: Sequence[slice], transposed: b
 
 
 def transfer_to(transfer_of: Callable[..., Transfer], tensor: Tensor, shape: Sequence[int], place: Place) -> Transfer:
-    """Return the transfer of a tensor of an open file.   shape : the parameter's shape."""
+    """Return the transfer that reads or writes a tensor of an open file.   shape : the shape of the parameter."""
     return transfer_of(tensor.offset, shape[0] if place.transposed else place.cols, tensor.dtype)
 
 
 def write_range(transfer: Transfer, place: Place, start: int, values: np.ndarray) -> None:
-    """Write elements of a window from `start` on.  Local; it copies at most 2^19 of them at a time."""
+    """Write `values` to a window, from element `start` on.  Local; at most 2^19 elements are copied at a time."""
     for row, col, block in place.blocks(start, values):
         place.transfer(transfer, row, col, block)
 
 
 def has_range(transfer: Transfer, place: Place, start: int, values: np.ndarray, dtype: np.dtype) -> bool:
-    """Return whether a file has these elements, to the bit, in its type.  Local."""
+    """Return whether the window in the file equals `values` bit by bit.  Local.   dtype : the type in the file."""
     for row, col, own in place.blocks(start, values):
         block, expected = np.empty(own.shape, dtype), own.astype(dtype, "C")
         place.transfer(transfer, row, col, block)

@@ -143,10 +143,10 @@ def check_result_file(
     sources: Sequence[Source] = (),
     entry: Source | None = None,
 ) -> bool:
-    """Raise FileError where the result cannot be saved, ArgumentError where a dataset would be lost without `force`.
+    """Raise FileError where the result cannot be saved, ArgumentError where it may replace a dataset only with `force`.
 
     nbytes : bytes of the result.   sources : the datasets that the result may not replace.
-    entry  : C on entry, which the result may replace, as it may a dataset that pdgemm wrote.
+    entry  : C on entry, which the result may replace, like any dataset that pdgemm wrote.
 
     Returns whether the result replaces C on entry.
     """

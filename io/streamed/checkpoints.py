@@ -40,7 +40,7 @@ PATIENCE = 90.0  # seconds after a signal in which a job may finish a step and s
 
 
 class WrongResult(Exception):
-    """C is wrong: it replaces no dataset, and later jobs do not resume this product."""
+    """The comparison with random vectors shows that C is wrong: C is not stored, and no later job resumes it."""
 
 
 class When(NamedTuple):
@@ -59,8 +59,9 @@ class Checkpoints:
     """The checkpoints of one product, and the dataset that becomes C.  All methods are collective over the grid.
 
     when    : None: no checkpoints are saved.
-    dataset : the dataset of the tiles.   left : the state that an earlier job left; None: the product began anew.
-    total   : the checksum of the tiles that earlier jobs have written, as a sum, on rank 0; 0 on other ranks.
+    dataset : the dataset to which tiles are written.   left : the state that an earlier job left; None: the product
+              began anew.
+    total   : the checksum of the tiles that earlier jobs have written, as an integer, on rank 0; 0 on other ranks.
     saves, seconds : the number of checkpoints of this job, and the seconds that they took.
     patience : seconds after a signal in which the job may finish a step and save.
     """
@@ -89,7 +90,7 @@ class Checkpoints:
         return f"{self._place.output} was not written, its contents are unchanged{kept}"
 
     def load_sums(self, tile: DistMatrix) -> int:
-        """Load the sums that an earlier job has left of its last tile; return the bytes that this rank has read."""
+        """Load the partial sums of the tile in which an earlier job ended; return the bytes that this rank has read."""
         sums = source(self._grid, SUMS, (str(self._place.checkpoint), SUMS))
         with sums.opened_alone(self._grid) as get, together(self._comm):
             return transfer_part(get, tile, (0, 0), tile.dtype.itemsize)
@@ -115,8 +116,8 @@ class Checkpoints:
     def save(self, done: int, sums: DistMatrix, written: np.ndarray) -> None:
         """Save the state of the product, and end the job if a signal was received.
 
-        done : the number of steps, of earlier jobs too.   sums : sums of the unfinished tile; empty if there is none.
-        written : the checksum of this rank's writes in this job, as a sum.
+        done : steps that are done, including those of earlier jobs.   sums : sums of the unfinished tile, or empty.
+        written : this rank's share of the checksum of the tiles that this job wrote.
         """
         start, comm, tiles = perf_counter(), self._comm, self._place.tiles
         with together(comm), files.naming(self._place.output), open(tiles, "rb") as file:

@@ -1,4 +1,4 @@
-"""Panels of a matrix in a file, each read while another one is multiplied, and slabs of a tile, written meanwhile."""
+"""Reads panels of a matrix in a file while other panels are multiplied, and writes slabs of a tile, in threads."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Panels:
             self._sums.add(region, total)
 
     def panel(self, rows: int, cols: int) -> DistMatrix:
-        """Return the panel that was read last; a panel without elements where nothing is multiplied."""
+        """Return the first rows and columns of the panel that was read last."""
         panel = self._panel[:rows, :cols]
         return panel.T.H if self._source.op == "C" else panel
 
@@ -141,9 +141,10 @@ def _begin(a: Panels | None, b: Panels | None, step: TileStep | None) -> None:
 class TileWriter:
     """Writes slabs of a tile in a thread.  All methods are local.
 
-    total  : the checksum of this rank's writes, as a sum.   nbytes, wait : as in Panels, but of writes.
-    seconds : time of the thread's writes.   checks : the reports of checks of the products that are written.
-    bytes_read, read_wait : this rank's sums over all operands.
+    total  : this rank's share of the checksum of C.   nbytes : bytes that this rank has written.
+    wait   : seconds that this rank waited for writes.   seconds : seconds that the thread spent in writes.
+    checks : the reports of the checks of the products.
+    bytes_read, read_wait : bytes that this rank read, and seconds that it waited for them, over all operands.
     """
 
     def __init__(self, transfer: Transfer, dtype: np.dtype, writer: Start) -> None:
@@ -176,7 +177,10 @@ class TileWriter:
 
 
 def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int) -> int:
-    """Transfer this rank's elements of a part at `start` in a file; return their bytes in the file.  Local."""
+    """Read or write this rank's elements of a submatrix; return their bytes in the file.  Local.
+
+    start : the row and the column of the submatrix in the file.
+    """
     local, (i, j) = part.local, part.grid.coords
     for row, first_row, rows in _runs(part.distribution.rows, i):
         for col, first_col, cols in _runs(part.distribution.cols, j):
@@ -190,9 +194,9 @@ def transfer_part(transfer: Transfer, part: DistMatrix, start: tuple[int, int], 
 def transfer_and_sum(
     transfer: Transfer, part: DistMatrix, start: tuple[int, int], itemsize: int, dtype: np.dtype | None = None
 ) -> tuple[int, np.ndarray]:
-    """Transfer as `transfer_part` does, and return the bytes in the file and the sum of the elements.  Local.
+    """Call `transfer_part`; return the bytes in the file, and this rank's share of the checksum.  Local.
 
-    dtype : the type to which elements that are written are converted first.
+    dtype : when writing, the type to which elements are converted before they are summed and written.
     """
     total = zero()
 
@@ -205,7 +209,7 @@ def transfer_and_sum(
 
 
 def _runs(dim: BlockCyclic, part: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each run of consecutive global indices of a part: its first local index, first global index, and length."""
+    """Yield each run of consecutive global indices of a grid part: first local index, first global index, length."""
     indices = dim.indices(part)
     ends = [0, *(np.flatnonzero(np.diff(indices) != 1) + 1).tolist(), len(indices)]
     for first, end in pairwise(ends):

@@ -63,7 +63,7 @@ class FilesProduct:
     most_flops : limit of the operations of a rank in a step, unless panels would become thin.
     accumulate_dtype, options : as in `pdgemm`, which multiplies panels; memory_limit bounds its buffers.
 
-    shape  : shape of C.   stored : type of C in its file.   tiling : which tiles and panels are read and written when.
+    shape  : shape of C.   stored : type of C in its file.   tiling : the order of reads and writes.
     ndim, inputs, problem : see `SavedProduct`.
     Raises MemoryLimitError, which says how many bytes are needed, LayoutError or DTypeError on all ranks.
     """
@@ -144,7 +144,7 @@ class FilesProduct:
 
     # ------------------------------------------------------------------ an earlier job
     def go_on(self, left: Left) -> bool:
-        """Skip the steps of an earlier job, and use its tiling, if it fits the memory; return whether it does."""
+        """If the tiling of an earlier job fits the memory, use it and skip the steps done; return whether it fits."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
         tiling = replace(self.tiling, a=a, b=b, counts=left.counts, done=left.done)
         if there := fits_in(tiling, self._memory):
@@ -168,12 +168,12 @@ class FilesProduct:
         sums = {name: self._options.arguments[name] for name in ("accumulate_dtype", "compute_type")}
         X = random_vectors(c.shape[1], seed)
         of = partial(applied, self.grid)
-        # inspect the files again: their times may differ now, and the sums of the reads have shown equal elements
+        # inspect the files again: their times may differ now; the sums of the reads showed that elements did not change
         a, b, *entry = (x.again(self.grid) for x in self.inputs)
         return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
 
     def _written(self, kept: Checkpoints, notify: GuardedCallback) -> TileWriter:
-        """Compute all tiles, and return the counts; the memory of the tile and the panels is freed at the end."""
+        """Compute and write all tiles; return the writer with its counts.  Tile and panels are freed at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), adds = tiling.largest, tiling.counts[2] > 1 or self.entry is not None
         left, limit = self.memory - tiling.most_bytes, self._options.memory_limit
@@ -187,7 +187,7 @@ class FilesProduct:
             a, b = stack.enter_context(opened_panels(grid, *zip((self.a, self.b), tiling.panels)))
             assert a and b
             tile = DistMatrix.empty((rows, cols), grid=grid, block=tiling.blocks[:2], dtype=self.held)
-            plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # raises its errors here
+            plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # errors of products
             out = TileWriter(write, self.stored, writer)
             if (current := tiling.current) is not None:
                 (r0, r1), (c0, c1) = current.rows, current.cols
@@ -218,7 +218,9 @@ class FilesProduct:
         out: TileWriter,
         options: dict[str, Any],
     ) -> None:
-        """Do one step, the first and the last of a tile by slabs: a slab is written while others are multiplied.
+        """Multiply the panels of one step; in the first and the last step of a tile, slab by slab.
+
+        A slab is read or written while others are multiplied.
 
         entry : the transfer of C on entry, and its ReadSums.
         """
@@ -244,7 +246,7 @@ class FilesProduct:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))
 
     def _report(self, out: TileWriter, seconds: float, kept: Checkpoints) -> RunReport:
-        """Return the report of the product: bytes of all ranks, and the longest times of any rank.  Collective."""
+        """Return the report of the product: sums of bytes and maxima of times over all ranks.  Collective."""
         (m, n), k = self.shape, self.a.shape[1]
         return report_of_tiles(
             self.grid.comm,
@@ -262,7 +264,7 @@ class FilesProduct:
 def report_of_tiles(comm: MPI.Intracomm, title: str, sums: Any, most: Any, **others: Any) -> RunReport:
     """Return the report of a product of matrices in files, with a tile of C and panels in memory.  Collective.
 
-    sums, most : figures of this rank, of which the report has the sums, and the maxima, over all ranks.
+    sums, most : figures of this rank by name; the report has the sums, or the maxima, of all ranks.
     others : `plan`, `flops`, `saves`, `save_seconds`, and the `checks` of all products on this rank, or None.
     """
     return RunReport(_text, title=title, **over_ranks(comm, sums, most), **others)
@@ -300,9 +302,9 @@ def operand_of(x: Source) -> Operand:
 
 
 def applied(grid: ProcessGrid, source: Source, X: np.ndarray, size: np.ndarray) -> Images:
-    """Return op(M) X, |op(M)| size and the largest elements of rows of op(M), as `residual` applies a matrix.
+    """Return op(M) X, |op(M)| size and the largest element of each row of op(M), for `residual_of`.
 
-    Whole on every rank, in double precision.  Collective over the grid.
+    The results are whole on every rank, in double precision.  Collective over the grid.
     """
     comm, wide = grid.comm, np.result_type(source.dtype, X.dtype, np.float64)
     product = np.zeros((source.shape[0], X.shape[1]), wide)

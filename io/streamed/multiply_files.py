@@ -63,13 +63,13 @@ def multiply_files(
     a, b, output : datasets of A, B and C: "a.h5:/x", or the file and the name; A and B may be .npy files: "a.npy".
         C replaces a dataset that pdgemm wrote, or C on entry, when the new C is complete.  Only with overwrite, C
         replaces A, B, or a dataset of another program.
-    c0      : C on entry, as A, where beta is not 0; by default the output.
+    c0      : the dataset, or .npy file, of C on entry, which is read if beta is not 0; by default the output.
     alpha, beta, transa, transb, options : as in `pdgemm`.
     grid    : by default a grid of all ranks.   block, device : layout and device of matrices in memory.
     dtype   : the type that A and B are converted to.
     memory  : bytes per rank for A, B, C and all buffers; larger matrices are read and multiplied in parts.
     checkpoint, mtbf : seconds between two checkpoints, and mean seconds between failures.  The same call goes on from
-        the last checkpoint.  Both, and memory, exclude block, compression and a device.
+        the last checkpoint.  checkpoint, mtbf and memory exclude block, compression and a device.
     seed    : C is compared with A, B and random vectors of this seed, and not stored if the comparison shows that C is
         wrong.
     observer : receives progress, reports and plans.
@@ -84,7 +84,7 @@ def multiply_files(
     with together(communicator_of(grid)) as arguments:
         names = [None if x is None else _file_and_name(x) for x in (a, b, output, c0)]
         if mtbf is not None and checkpoint is None:
-            raise ArgumentError("mtbf needs checkpoint, the seconds until the first one, whose duration is measured")
+            raise ArgumentError("mtbf needs checkpoint, the seconds until the first save, whose duration is measured")
         if in_parts and (block is not None or device != "host" or compression is not None):
             raise ArgumentError("memory and checkpoint cannot be combined with block, compression or a device")
         ops = op_letter(transa, "transa"), op_letter(transb, "transb")
@@ -97,7 +97,7 @@ def multiply_files(
     x, y = (source(grid, *what, wanted, op) for what, op in zip((("A", from_a), ("B", from_b)), ops))
     stored = product(x.dtype, y.dtype)
     if not to[1]:
-        raise ArgumentError(f"the result is a dataset, such as c.h5:/z, got {to[0]}")
+        raise ArgumentError(f"output must be a dataset, such as c.h5:/z, got {to[0]}")
     z = source(grid, "C on entry", entry or to, stored) if beta or entry else None
     if z and not beta and z.shape != (x.shape[0], y.shape[1]):
         raise LayoutError(f"{z.place} is {z.shape[0]} x {z.shape[1]}, but C is {x.shape[0]} x {y.shape[1]}")

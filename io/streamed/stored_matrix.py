@@ -40,7 +40,7 @@ class StoredMatrix:
     previous panel is multiplied: in memory are only C, an operand that is a DistMatrix, and two panels of each operand
     in a file.
 
-    `A.T` and `A.H` are views; `A @ B` is the product, and `pdgemm.linalg.svd(A, k)` has the largest singular values.
+    `A.T` and `A.H` are views; `A @ B` is the product; `pdgemm.linalg.svd(A, k)` computes the largest singular values.
     """
 
     __array_ufunc__ = None  # NumPy defers `array @ A` to `__rmatmul__`, which raises DTypeError
@@ -67,12 +67,12 @@ class StoredMatrix:
 
     @property
     def T(self) -> Self:
-        """The transpose, a view; LayoutError for A.H where elements are complex."""
+        """The transpose, a view.  A.H.T of complex elements raises LayoutError."""
         return type(self)(self.grid, self.source.turned("T"))
 
     @property
     def H(self) -> Self:
-        """The conjugate transpose, a view; LayoutError for A.T where elements are complex."""
+        """The conjugate transpose, a view.  A.T.H of complex elements raises LayoutError."""
         return type(self)(self.grid, self.source.turned("C"))
 
     def planned_on(self, grid: ProcessGrid) -> Self:
@@ -124,7 +124,7 @@ class StoredMatrix:
         """Compute singular values as `pdgemm.linalg.svd` does.   others : arguments for a matrix in memory."""
         with together(communicator_of(self.grid)):
             if names := [name for name, value in others.items() if value not in (None, False)]:
-                raise ArgumentError(f"{' and '.join(names)}: for a matrix in memory, and {self!r} is in a file")
+                raise ArgumentError(f"{' and '.join(names)}: only for a matrix in memory, but {self!r} is in a file")
         return stored_svd(self.grid, self.source, k, *arguments)[:3]
 
     def __matmul__(self, other: Any) -> DistMatrix:
@@ -160,7 +160,7 @@ class StoredMatrix:
                 c_shape = None if C is None else C.shape
                 raise LayoutError(f"shapes do not fit: op(A) is {(m, k)}, op(B) is {(inner, n)}, C is {c_shape}")
             if any(x.device != devices.HOST for x in (A, B, C) if isinstance(x, DistMatrix)):
-                raise DeviceError("a matrix in a file is multiplied on the host: use to_host, or load it")
+                raise DeviceError("a product with a matrix in a file is on the host: use to_host, or load the file")
             stored = C.dtype if C is not None else dtypes.product(A.dtype, B.dtype)
             sums = np.dtype(options.accumulate_dtype or dtypes.arithmetic(stored))
             alpha, beta = as_scalar(alpha, stored, "alpha"), as_scalar(0 if C is None else beta, stored, "beta")
@@ -204,9 +204,10 @@ def _op(x: Any, trans: str, name: str) -> Any:
 
 
 def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int, copied: int) -> Tiling:
-    """Return the tiling with the fewest panels, two of each operand in a file taking at most half of the limit.
+    """Return the tiling with the fewest panels, of which two for each operand in a file take at most half of `limit`.
 
-    The rest is for products, which may redistribute panels.   copied : bytes of the copy of C to repeat a product from.
+    The rest is for products, which may redistribute panels.
+    copied : bytes of the copy of C that is needed to repeat a product.
     Raises MemoryLimitError.
     """
     a, b = (operand_of(x.source) if isinstance(x, StoredMatrix) else Operand(0, 0) for x in (A, B))

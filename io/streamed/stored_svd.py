@@ -38,7 +38,7 @@ from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.text import in_bytes, in_seconds, typed
 
 LIMIT = 1 << 28  # bytes per rank for panels, bases and buffers, where the caller sets no limit
-_ROUNDING = 8  # times eps |X|_F: errors of the values of triangles of few rows
+_ROUNDING = 8  # rounding errors of singular values from triangles of few rows, in eps |X|_F
 
 
 def _text(report: Any) -> str:
@@ -74,7 +74,7 @@ def stored_svd(
         if source.dtype not in dtypes.BLAS:
             raise DTypeError(f"{source.what} is of {source.dtype}: open it with dtype={dtypes.names(dtypes.BLAS)}")
         if k is None:
-            raise ArgumentError("svd of a matrix in a file computes the k largest singular values: name k, or load it")
+            raise ArgumentError("svd of a matrix in a file computes the k largest singular values: pass k, or load it")
         search = checked_search(source.shape, k, oversample, tolerance, steps, seed)
         memory, most = as_optional(memory, "memory", 1) or LIMIT, as_optional(passes, "passes", 1)
         X, plan = _fitting(grid.size, source, search, bool(centered), oversample, memory)
@@ -135,7 +135,7 @@ def _fitting(
 
 
 def _turned(read: str, op: str, U: DistMatrix, V: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
-    """Return U and V^H of op(D) from U and V of D or D^T, which was read.
+    """Return U and V^H of op(D) from U and V of the matrix that was read: D if `read` is "N", D^T if it is "T".
 
     D^T = conj(V) diag(s) U^T and D^H = V diag(s) U^H, for D = U diag(s) V^H.
     """
@@ -147,11 +147,13 @@ def _turned(read: str, op: str, U: DistMatrix, V: DistMatrix) -> tuple[DistMatri
 
 
 class _StoredOperand:
-    """2^-exponent (X - its mean) for a matrix X in a file, whose products are passes over its panels.  All collective.
+    """2^-exponent (X - its mean) for a matrix X in a file.  A product is a pass over the panels of X.
+
+    All methods are collective.
 
     norm : |X|_F, known after the first pass.   range : the exponent, at which elements and squares neither overflow nor
     underflow.   mean : the mean of the rows, (1, q), or of each row, (p, 1); None: nothing is subtracted.
-    passes : the passes that were begun.   sure : passes that will be needed in any case.
+    passes : the number of passes begun.   sure : the number of passes that are certain, for progress.
     """
 
     panels: Panels
@@ -175,7 +177,7 @@ class _StoredOperand:
 
     @property
     def panel_grid(self) -> ProcessGrid:
-        """The grid of panels, marked as recently used: the least recently used grid is freed."""
+        """The grid of panels.  Each access marks the grid as used, because the least recently used grid is freed."""
         return self.grid.work_grid(self.plan.grid, 1, tuple(range(self.grid.size)))
 
     @property
@@ -183,7 +185,7 @@ class _StoredOperand:
         return _Adjoint(self)
 
     def times(self, work: Work, Y: DistMatrix, beta: complex = 0, C: DistMatrix | None = None) -> DistMatrix:
-        """Compute C := X Y + beta C, and return C; None: C is allocated, with rows distributed as those of panels."""
+        """Compute and return C := X Y + beta C.   C : None: C is allocated, with its rows distributed like panels."""
         Z = self._like_rows(Y.shape[1])
         for rows, X in self._in_range():
             work.product(1, X, Y, 0, Z[rows])
@@ -202,7 +204,7 @@ class _StoredOperand:
     def first_pass(self, kept: list[DistMatrix]) -> Iterator[tuple[slice, DistMatrix]]:
         """Read X for the first time, and yield panels and their rows; measure the norm, the range and the mean.
 
-        kept : the caller's results from the panels, which are scaled as the panels are.
+        kept : matrices that the caller computes from the panels; they are scaled with the panels.
         Where the mean of the rows is wanted, the mean of the first panel is subtracted here; the caller computes its
         difference from the mean of all rows: see `add_to_mean`.
         Raises LinAlgError on all ranks where an element is NaN or infinite.
@@ -227,7 +229,7 @@ class _StoredOperand:
             yield rows, X
 
     def add_to_mean(self, difference: DistMatrix) -> None:
-        """Add the remaining mean of the rows of X - 1 mean to the mean, and correct the norm."""
+        """Add `difference`, the mean of the rows of X - 1 mean, to the mean, and correct the norm."""
         assert self.mean is not None
         self.work.add(self.mean, 1, difference.astype(self.dtype))
         share = difference.norm() / (self.norm or 1.0)
@@ -249,7 +251,7 @@ class _StoredOperand:
         return copy
 
     def _in_range(self) -> Iterator[tuple[slice, DistMatrix]]:
-        """Read X, and yield panels, in range and without the mean, and their rows."""
+        """Read X; yield the rows of each panel, and the panel, scaled by `range` and with the mean subtracted."""
         for rows, X in self._pass():
             if self.range.exponent:
                 times(X, -self.range.exponent)
@@ -293,7 +295,7 @@ class _Adjoint(NamedTuple):
 
 
 def _by_steps(file: _StoredOperand, search: SvdSearch) -> Triplets:
-    """Return the triplets of X by the search of a matrix in memory.  Collective."""
+    """Return singular triplets of X by the Golub-Kahan steps that `svd` uses for matrices in memory.  Collective."""
     total = file.zeros((1, file.shape[1]), (1, file.plan.across))
     for _, X in file.first_pass([total]):
         if file.plan.centered:
@@ -308,7 +310,7 @@ def _by_steps(file: _StoredOperand, search: SvdSearch) -> Triplets:
 def _by_triangles(file: _StoredOperand, search: SvdSearch) -> Triplets:
     """Return the triplets of X, from those of its triangles and the second pass, which computes X V.  Collective.
 
-    The triangles are in double precision: in single precision sums of p addends lose digits that no bound would know.
+    The triangles are in double precision: in single precision, sums of p addends lose digits, which no bound includes.
     """
     work, eps, root = file.work, dtypes.eps(file.dtype), sqrt(file.shape[0])
     S = _triangles(file)
@@ -325,7 +327,10 @@ def _by_triangles(file: _StoredOperand, search: SvdSearch) -> Triplets:
 
 
 def _triangles(file: _StoredOperand) -> DistMatrix:
-    """Read X once, and return a matrix with its singular values and right singular vectors.  Collective."""
+    """Read X once; return its triangles as one matrix, with the singular values and right singular vectors of X.
+
+    Collective.
+    """
     plan, comm, grid, q = file.plan, file.grid.comm, file.panel_grid, file.shape[1]
     wide, used = np.result_type(file.dtype, np.float64), 0
     with together(comm):
@@ -348,7 +353,10 @@ def _triangles(file: _StoredOperand) -> DistMatrix:
 
 
 def _with_rows(rows: np.ndarray, used: int, more: np.ndarray) -> int:
-    """Append rows to those in use, which are reduced to a triangle if space is short; return their number.  Local."""
+    """Append `more` to the `used` rows, first reduced to a triangle if space is short; return the new number of rows.
+
+    Local.
+    """
     if used + len(more) > len(rows):
         used = _to_triangle(rows, used)
     end = used + len(more)

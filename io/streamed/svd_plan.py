@@ -1,4 +1,4 @@
-"""The passes over a matrix in a file for its singular values, as a value: panels, and the memory that they need.
+"""A plan of the passes over a matrix in a file that compute its singular values: panels, and the memory they need.
 
 The matrix is read in panels of whole rows, or of whole columns, from the first one to the last one, once in each pass.
 No MPI, no data.
@@ -16,9 +16,9 @@ from pdgemm.io.streamed.tiling import STAGED, Operand, TileStep
 from pdgemm.schedules.file_reads import FileReads
 from pdgemm.support.text import counted, in_bytes
 
-BLOCKS = 6  # blocks: a matrix with no more singular values than their columns takes no steps (`is_small` of `svd`)
+BLOCKS = 6  # if this many blocks have a column for each singular value, no steps are taken (`is_small` of `svd`)
 LEAST = 2  # the least number of columns of a block beyond k
-_ROWS, _SIZE = 64, 1 << 14  # rows and bytes of a panel on a rank; blocks become thinner before panels become lower
+_ROWS, _SIZE = 64, 1 << 14  # least rows and bytes of a panel on a rank; only the bytes where memory is short
 _PANELS = 4  # the fewest panels, so that most of the file is read while panels are multiplied
 _BUFFERED = 32  # rows and columns in the buffers of a product
 _RESERVE = 16  # 1 / _RESERVE of the memory is left to the buffers of the products
@@ -28,10 +28,10 @@ _RESERVE = 16  # 1 / _RESERVE of the memory is left to the buffers of the produc
 class SvdPlan:
     """Passes over a p x q matrix, of which the k largest singular values are computed.
 
-    grid     : the grid of the panels.  Long sides are distributed over all ranks: P x 1 where p >= q, else 1 x P.
+    grid     : the grid of the panels.  The long side is distributed over all ranks: P x 1 where p >= q, else 1 x P.
     operand  : the bytes of elements in the file and in memory, and the chunks of the file.
-    width    : columns of the blocks of Golub-Kahan steps, k + oversample.   triangles : whether there are no steps, and
-               the rows of each rank are reduced to a triangle of order q instead, where p >= q.
+    width    : columns of the blocks of Golub-Kahan steps, k + oversample.
+    triangles : whether the rows of each rank are reduced to a triangle of order q (p >= q) instead of such steps.
     centered : whether the mean of the rows is subtracted.   block : rows of a panel on each rank.
     wide     : bytes of an element of a triangle, which is in double precision.
     """
@@ -78,7 +78,7 @@ class SvdPlan:
 
     @property
     def columns(self) -> int:
-        """The columns of triangles, one of which is for the mean of the rows."""
+        """The columns of a triangle: q, and one more if the mean of the rows is subtracted."""
         return self.shape[1] + self.centered
 
     @property
@@ -93,7 +93,7 @@ class SvdPlan:
 
     @property
     def held_bytes(self) -> int:
-        """The most bytes of a rank for bases, triangles, singular vectors, and their copies."""
+        """The largest number of bytes on a rank for bases, triangles, singular vectors, and their copies."""
         (p, q), (pr, pc), k, width = self.shape, self.grid, self.k, self.width
         down, each = self.panels * self.block, -(-q // (pr * pc))
         if self.triangles:
@@ -107,13 +107,13 @@ class SvdPlan:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of a rank: bases or triangles, two panels and staging buffers."""
+        """The largest number of bytes on a rank: bases or triangles, two panels and staging buffers."""
         panel = self.block * self.across * self.operand.held
         return self.held_bytes + 2 * (panel + min(panel, STAGED) + self.operand.chunk)
 
     @property
     def all_bytes(self) -> int:
-        """`most_bytes`, and the least for the buffers of products."""
+        """`most_bytes`, and the least number of bytes that buffers of products need."""
         buffers = self.operand.held * _BUFFERED * (self.block + self.across + 2 * self.width)
         return (self.most_bytes + buffers) * _RESERVE // (_RESERVE - 1) + _RESERVE
 
@@ -154,7 +154,7 @@ class SvdPlan:
 
 
 def fitting_plan(triangles: SvdPlan, steps: SvdPlan, oversample: int | None, memory: int) -> SvdPlan:
-    """Return a plan that `memory` bytes per rank hold: with triangles if they fit, else with the widest blocks.
+    """Return a plan that fits `memory` bytes per rank: with triangles if they fit, else with the widest blocks.
 
     triangles, steps : the plans to complete, with and without triangles.
     oversample : columns of a block beyond k; None: as many as fit, at least 2, and at most so many that products
@@ -179,7 +179,7 @@ def fitting_plan(triangles: SvdPlan, steps: SvdPlan, oversample: int | None, mem
 
 
 def _fitting(plan: SvdPlan, widths: list[int], memory: int) -> tuple[SvdPlan | None, int]:
-    """Return the plan with the first width, and then the highest panels, that fits; if none does, the bytes needed."""
+    """Return (plan, 0) with the first of `widths` that fits, and the highest panels; or (None, bytes needed)."""
     (p, _), (pr, _), unit = plan.shape, plan.grid, plan.operand.unit[0]
     needed = 0
     for rows in sorted({unit, 1}, reverse=True):  # cut chunks only if necessary: each part reads them as a whole

@@ -84,8 +84,9 @@ class Tiling:
 
     counts : numbers of rows of tiles, columns of tiles, and panels in the inner dimension.  For the choice of a tiling
              they are arrays; bytes and costs are then arrays, too, with one element for each tiling.
-    held   : bytes of an element of the tile in memory.   stored : the same of C in its file.   entry : of C on entry.
-    These are 0 where C is not in a file, and so are the bytes of an operand that is not in a file.
+    held   : bytes of an element of the tile in memory.   stored : bytes of an element of C in its file.
+    entry  : bytes of an element of C on entry in its file.
+    held, stored and entry are 0 where C is not in a file; the bytes of an operand that is not in a file are 0, too.
     done   : the number of steps that an earlier job has done.
     protect : how products are compared with checksums ("detect", "repair", or "").
     """
@@ -109,7 +110,7 @@ class Tiling:
 
     @cached_property
     def largest(self) -> tuple[int, int, int]:
-        """The most rows, columns and inner indices of a step."""
+        """The largest numbers of rows, columns and inner indices of a step."""
         return tuple(
             _least(n, unit * -((-n // unit) // parts)) for n, parts, unit in zip(self.mnk, self.counts, self._units)
         )
@@ -197,7 +198,7 @@ class Tiling:
 
     @cached_property
     def bytes_read(self) -> int:
-        """Bytes of A, B, and C on entry or its earlier sums, that all ranks read in all steps.
+        """The bytes that all ranks read in all steps: of A, of B, and of C on entry or of its earlier sums.
 
         Not read again: the last panel of A for the next tile in the row, and the last panel of B for the next row.
         """
@@ -228,7 +229,7 @@ class Tiling:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of a rank: a tile, one or two panels of each operand, and staging buffers."""
+        """The largest number of bytes on a rank: a tile, one or two panels of each operand, and staging buffers."""
         rows, cols, a_inner, b_inner = self._local
         panels = self.a.held * rows * a_inner, self.b.held * b_inner * cols
         kept = sum(size * _least(2, loads) for size, loads in zip(panels, self.loads))
@@ -247,7 +248,7 @@ class Tiling:
 
     @property
     def _local(self) -> tuple[int, int, int, int]:
-        """The most rows and columns of C, and inner indices of A and of B, that a rank has."""
+        """The largest numbers on a rank: rows and columns of C, inner indices of A, inner indices of B."""
         rows, cols, a_inner, b_inner = self.blocks
         m, n, k = self.largest
         return _least(m, rows * self.slabs), _least(n, cols), _least(k, a_inner), _least(k, b_inner)

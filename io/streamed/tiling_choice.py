@@ -62,7 +62,7 @@ def best_tiling(whole: Tiling, memory: int, most_flops: float = inf) -> Tiling |
 
 
 def fits_in(tiling: Tiling, memory: int | None) -> bool:
-    """Return whether a tiling takes at most `memory` bytes per rank; None: as many as it takes."""
+    """Return whether a tiling takes at most `memory` bytes per rank.   memory : None: no limit."""
     return memory is None or tiling.all_bytes <= memory - memory // _RESERVE
 
 

@@ -13,14 +13,14 @@ too long becomes a hash.
     there       there    is done in part                           resumes, or refuses, or begins again
 
 The next job refuses another product, and inputs that have changed.  It begins again where the tiles do not fit its
-memory, or where the output has changed, whose other datasets are in the file of the tiles.  At its end a job removes
-the checkpoint, and then gives the tiles the name of the output: after a job that was killed in between the next one
-begins again, with the old C, and no product is applied twice to C on entry.
+memory, or where the output has changed, because the file of the tiles has copies of its other datasets.  At its end a
+job removes the checkpoint, and then gives the tiles the name of the output.  If a job is killed in between, the next
+job begins again with the old C, so that no product is applied twice to C on entry.
 
 A job may trust the files of a killed job for these reasons.  The checkpoint is replaced as a whole, and counts only
 steps whose tiles are on the disk.  Tiles and sums are compared with their checksums before a job uses them.
 No rank of the killed job still writes to the files, because each rank holds a lock, for which the next job waits.  An
-input is the same if the state of its file is the same, with the system's own time of change.
+input is the same if the state of its file is the same, including the time of change, which only the system can set.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ENDINGS = 64  # bytes of a name for the endings of the files beside the output,
 
 
 class OutputPlace(NamedTuple):
-    """The output, links resolved, its dataset, and the files beside it."""
+    """The output file (links resolved), the dataset in it, and the files of an unfinished product beside it."""
 
     output: Path
     name: str
@@ -103,9 +103,9 @@ class SavedProduct(Protocol):
 class Left(NamedTuple):
     """The state of an unfinished product that an earlier job has left.
 
-    share  : the share of the product that is done.   done : the number of its steps.
+    share  : the share of the product that is done.   done : the number of steps that are done.
     counts, units : the counts of the earlier tiling, and the units of A and B in it.
-    total  : the checksum of the finished tiles, as a sum.
+    total  : the checksum of the finished tiles, as an integer.
     """
 
     saved: generations.Generation
@@ -122,7 +122,7 @@ class Left(NamedTuple):
 
 
 def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
-    """Return the description that later jobs compare: the product without folders, the states of its files.  Local."""
+    """Return the description that later jobs compare: the product, its files without folders, their states.  Local."""
     datasets = {x.what: x.dataset for x in product.inputs} | {"output": (str(place.output), place.name)}
     names = {what: f"{Path(file).name}:/{generations.plain_name(name)}" for what, (file, name) in datasets.items()}
     inputs = {x.what: sorted(_on_any_device(state) or [] for _, state in x.stored.states) for x in product.inputs}
@@ -135,7 +135,7 @@ def _on_any_device(state: State | None) -> list[int] | None:
 
 
 def attributes_of(description: dict[str, Any], tiling: Tiling, done: int, total: int) -> dict[str, Any]:
-    """Return the attributes of a checkpoint after so many steps.   total : the checksum of the finished tiles."""
+    """Return the attributes of a checkpoint after `done` steps.   total : the checksum of the finished tiles."""
     tiles = {"counts": tiling.counts, "units": (tiling.a.unit, tiling.b.unit), "done": done, "total": f"{total:x}"}
     return {"product": json.dumps(description | tiles | {"share": done / tiling.steps_of_all})}
 
@@ -171,7 +171,7 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct, now: dict[str
 
 
 def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
-    """Return the contents of the checkpoint and ""; without valid ones None, {} and the reason, "" if there is no file.
+    """Return (state, description, ""); without a valid checkpoint (None, {}, reason), with reason "" if no file exists.
 
     Raises FileError if the checkpoint cannot be read now, or is another file.
     """
@@ -197,7 +197,7 @@ def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
 
 # ------------------------------------------------------------------ tiles and ranks of an earlier job
 def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, dtype: np.dtype) -> bool:
-    """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : the earlier job's.
+    """Return whether the finished tiles and the sums are unchanged.  Collective.   tiling : that of the earlier job.
 
     Raises FileError if a file cannot be read now, because such a fault may be temporary.
     """
@@ -221,8 +221,9 @@ def _sum_of_tiles(grid: ProcessGrid, place: OutputPlace, tiling: Tiling, dtype: 
 
 @contextmanager
 def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator[None]:
-    """Wait until no rank of an earlier job runs, which may have been killed just now; hold a lock, for which later jobs
-    wait.  Collective.
+    """Wait until no rank of an earlier, perhaps killed, job runs; then hold a lock for which later jobs wait.
+
+    Collective.
     """
     end, waited = time.monotonic() + files.file_patience(), False
     while not on_root(comm, path, lambda: _is_free(path, lock, end)):

@@ -16,11 +16,11 @@ from pdgemm.matrix.batch import Batch, empty_items
 
 
 class BatchEpilogue:
-    """An epilogue of this rank's items, with its buffers.  Local: errors are raised only on this rank.
+    """The epilogue of a batch of products on this rank's items, with its buffers.  Local: raises only on this rank.
 
-    sums : the batch of the sums: C itself where C has the type of accumulation.
-    batches : the operands that are batches, by name.  Each item has the shape of C's item or, as a vector, is one row
-        or one column.
+    sums : the batch that receives alpha A B + beta C: C itself where C has the type of accumulation.
+    batches : the operands of the epilogue that are batches, by name.  An item of `residual` or `aux` has the shape of
+        C's item; an item of `scale` or `bias` is one row or one column.
     check : called with the name of an operand and its batch; raises if the batch does not match C.
     """
 
@@ -45,18 +45,18 @@ class BatchEpilogue:
             self.sums = Batch(items, C.shapes, C.owner, accumulate, C.comm, C.device)
 
     def begin(self, beta: Any) -> None:
-        """Copy C to the sums, where these are another array and beta is not 0."""
+        """Copy C to `sums`, unless `sums` is C or beta is 0."""
         if self.sums is not self._C and beta != 0:
             for s, c in zip(self.sums.items, self._C.items):
                 CONVERT(s, c)
 
     def end(self) -> None:
-        """Assign C, after the last sum."""
+        """Apply the epilogue to `sums`, and write the results to C."""
         for s, c, *operands in zip(self.sums.items, self._C.items, *self._operands.values()):
             Finish(self.epilogue.activation or "", self.epilogue.gradient, *operands)(c, s)
 
     def _items(self, x: Any) -> list[Any]:
-        """Return an operand of each item of this rank."""
+        """Return the array or number that an operand provides for each item of this rank."""
         if isinstance(x, Batch):
             return [*x.items]
         device = self._C.device
@@ -64,7 +64,7 @@ class BatchEpilogue:
         return [device.to_device(value, "C") if device and np.ndim(x) else value] * len(self._C.items)
 
     def _check_shapes(self, name: str, x: Batch) -> None:
-        """Raise LayoutError if an item does not have the shape of C's item or, as a vector, of its rows or columns."""
+        """Raise LayoutError unless items have the shapes of C's items or (scale, bias) of rows or columns."""
         whole = (x.shapes == self._C.shapes).all(axis=1)
         if name in ("scale", "bias"):
             rows, cols = (x.shapes == [1, 0] + self._C.shapes * [0, 1]), (x.shapes == [0, 1] + self._C.shapes * [1, 0])
@@ -73,5 +73,5 @@ class BatchEpilogue:
             m, n = self._C.shapes[item]
             wanted = f"1 x {n} or {m} x 1" if name in ("scale", "bias") else f"{m} x {n}"
             shape = "{} x {}".format(*x.shapes[item])
-            raise LayoutError(f"item {item} of {name} is {shape}, and of C {m} x {n}: it must be {wanted}")
+            raise LayoutError(f"item {item} of {name} is {shape}, but must be {wanted}: item {item} of C is {m} x {n}")
         check_kind(name, x.dtype, self._C.dtype)

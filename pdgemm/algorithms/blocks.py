@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.devices.streams import recorder_of
+from pdgemm.algorithms.redistribution import timed_exchange
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle, bounding, check_partition, stacked
-from pdgemm.instrument import spans
 from pdgemm.instrument.run_report import RunReport, report_of_move
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import as_range, as_whole
@@ -27,7 +26,7 @@ from pdgemm.names import DeviceName
 from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import ExchangeBuffers
 
 Range = Any  # a pair (start, stop), a slice or a range; None for all
 
@@ -48,8 +47,8 @@ def from_blocks(
     """Make a matrix from blocks on the ranks: A[rows, cols] = local on each rank.  Collective over the grid.
 
     local : this rank's block, (rows, columns), or a list of blocks; None or [] on a rank without blocks.  Arrays of
-            NumPy, or of any library that exports its memory (DLPack, buffers), of one dtype on all ranks; only read.
-            Where all of them are on the device of the result, they stay there.
+            NumPy, or of any library that exports memory (DLPack, buffers), of one dtype on all ranks.  Only read.
+            If all blocks of all ranks are on `device`, they are sent from it; otherwise they are copied to the host.
     rows, cols : the indices of the block: a pair (start, stop), a slice or a range; for a list of blocks a list of
             these, or one for all blocks.  Without `rows` a block starts at row 0, without `cols` at column 0.
     axis  : replaces rows and cols.  0: the blocks are stacked in the order of the ranks; 1: they are side by side.
@@ -88,7 +87,7 @@ def set_from_blocks(
 ) -> RunReport:
     """Set all elements of a matrix from the blocks of all ranks, and return the report.  Collective.
 
-    The blocks are where the matrix is, on the host or a device.
+    The blocks are on the host or the device that the matrix is on.
     """
     with together(matrix.grid.comm):
         check_partition(rectangles, matrix.shape)
@@ -105,7 +104,7 @@ def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | lis
     The arrays are row-major NumPy arrays of the type of A.  If A is on a device, the parts are exchanged there, and
     then copied to the host.
 
-    Cost per rank: each requested element on another rank is sent once for each part, in one exchange.
+    Cost per rank: each requested element on another rank is sent once for each part that contains it, in one exchange.
     Raises ArgumentError or GridError on every rank.
     """
     return reported_blocks(A, rows, cols)[0]
@@ -134,7 +133,7 @@ def _move(
     matrix: DistMatrix, blocks: list[Array], rectangles: tuple[tuple[Rectangle, ...], ...], inward: bool, start: float
 ) -> RunReport:
     """Copy the elements of the blocks of all ranks to a matrix, or back, and return the report.  Collective."""
-    grid, rank, device = matrix.grid, matrix.grid.comm.rank, devices.of(matrix.stored)
+    grid, device = matrix.grid, devices.of(matrix.stored)
     with together(grid.comm):
         on: tuple[str, bool] = ("", False)
         if device:
@@ -144,15 +143,9 @@ def _move(
             on = device.name, device.reach(grid).staged or not all(map(device.addressable, held))
         order: Order = matrix.order if inward else "C"
         plan = plan_rectangles(rectangles, matrix.layout_in(grid), inward, order, *on)
-        buffers = ExchangeBuffers(plan, rank, device)
-    recorder = recorder_of(matrix.stored)
-    recorder.hold(buffers.nbytes)
+        buffers = ExchangeBuffers(plan, grid.comm.rank, device)
     X, Y = (blocks, matrix.stored) if inward else (matrix.stored, blocks)
-    name = "from_blocks" if inward else "to_blocks"
-    kept = kept_if_it_fails(buffers, matrix.stored, *blocks)
-    with np.errstate(all="ignore"), kept, spans.timed(name, plan.layout.local_bytes(rank)):
-        exchange(1, X, 0, Y, plan, buffers, grid, recorder)
-        recorder.finish()
+    recorder = timed_exchange("from_blocks" if inward else "to_blocks", 1, X, 0, Y, plan, buffers, grid)
     ends = counted(sum(map(len, rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if inward else ends[::-1]
     return report_of_move(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
@@ -164,7 +157,7 @@ def _blocks_and_places(local: Any, rows: Any, cols: Any, axis: Any) -> tuple[lis
     blocks = [in_native_order(devices.adopted(x), "a block") for x in arrays]
     if axis is not None:
         if as_whole(axis, "axis") not in (0, 1) or rows is not None or cols is not None:
-            raise ArgumentError(f"axis is 0 or 1, without rows and cols; got axis={axis}, rows={rows}, cols={cols}")
+            raise ArgumentError(f"axis must be 0 or 1, without rows or cols; got axis={axis}, rows={rows}, cols={cols}")
         return blocks, []
     if rows is None and cols is None and blocks:
         raise ArgumentError(
@@ -196,5 +189,5 @@ def _one_dtype(of_ranks: Sequence[Sequence[str]]) -> np.dtype:
             first_ranks.setdefault(name, rank)
     if len(first_ranks) > 1:
         types = " and ".join(f"{name} (rank {rank})" for name, rank in list(first_ranks.items())[:2])
-        raise DTypeError(f"the blocks of all ranks are of one dtype, got {types}")
+        raise DTypeError(f"the blocks of all ranks must have one dtype, got {types}")
     return np.dtype(next(iter(first_ranks), "float64"))

@@ -36,7 +36,7 @@ class Epilogue:
     """The elementwise operations at the end of a product, with S = alpha op(A) op(B) + beta C:
 
         C := f(scale S + bias) + residual                  aux := scale S + bias
-        C := (scale S) f'(aux) + residual                  gradient=True: the derivative of the first form by S
+        C := (scale S) f'(aux) + residual                  gradient=True, in a backward pass
 
     scale : a number, or a vector: a number for each column, (n,) or (1, n), or for each row, (m, 1).
     bias : a vector or a number.  A vector is an array that is equal on all ranks, or a DistMatrix of one row or one
@@ -46,15 +46,16 @@ class Epilogue:
     residual : DistMatrix (m, n) of any layout over the ranks of C, which shares no memory with C.
     aux : DistMatrix (m, n) in the layout of C, overwritten with the argument of f; with `gradient` it is read.
 
-    For `matmul_batched`, matrices are batches with the owners of C; their items have the shapes of C's items, or are
-    vectors for them.  An array is used for all items.
+    In `matmul_batched`, each DistMatrix is a Batch with the owners of C; its items have the shapes of C's items or, as
+    a scale or bias, of one row or column of them.  An array is used for all items.
 
-    It is computed in the type of accumulation, once, after the last sum, and then rounded to the type of C; `beta C` is
-    part of the sums.  Real and complex products; an activation needs a real one.  Operands may be of any real type, or
-    of a complex one if C is.
+    The epilogue is computed in the type of accumulation, once, after the last sum, and then rounded to the type of C.
+    Products may be real or complex; an activation needs a real product.  Operands may have any real type, or a complex
+    type if C is complex.
 
     Cost: one pass over C on each rank; a distributed vector sends n words to each row of the grid (m to each column);
-    a residual in another layout is redistributed.  Where C is narrower than its sums, mn/P words of memory for them.
+    a residual in another layout is redistributed.  Where C is narrower than the type of accumulation, the sums need
+    mn/P more words of memory.
     Error: that of the product, times |f'| <= 1.13, and some units in the last place of the type of accumulation.
 
         hidden = Epilogue(bias=b, activation="gelu", aux=Z)
@@ -71,17 +72,17 @@ class Epilogue:
     gradient: bool = False
 
     def backward(self) -> Epilogue:
-        """Return the epilogue of the product that computes the gradient with respect to S / scale from that of f.
+        """Return the epilogue of the backward pass: it multiplies the gradient with respect to f by f'(aux).
 
-        Raises ArgumentError if there is no `aux`, or if this is already the epilogue of a gradient.
+        Raises ArgumentError without `activation` or `aux`, or if `gradient` is already True.
         """
         if self.aux is None or self.activation is None or self.gradient:
-            raise ArgumentError("backward() is for an epilogue with an activation and aux, to which it was applied")
+            raise ArgumentError("backward() needs an epilogue with an activation and aux, and gradient=False")
         return Epilogue(activation=self.activation, aux=self.aux, gradient=True)
 
     @property
     def operands(self) -> dict[str, DistMatrix]:
-        """The operands that are distributed, by name."""
+        """The operands that are a DistMatrix, by name."""
         fields = {name: getattr(self, name) for name in ("scale", "bias", "residual", "aux")}
         return {name: x for name, x in fields.items() if isinstance(x, DistMatrix)}
 
@@ -104,9 +105,9 @@ class Epilogue:
 
 
 def ending_of(epilogue: Any, matrices: dict[str, DistMatrix], accumulate: np.dtype) -> Ending | None:
-    """Check an epilogue, and return the description from which a product is planned; None without one.  Local.
+    """Check an epilogue, and return its description for the planner; None if there is no epilogue.  Local.
 
-    matrices : A, B and C.
+    matrices : A, B and C, by name.
     """
     if epilogue is None:
         return None
@@ -139,11 +140,11 @@ def check_form(epilogue: Any, accumulate: np.dtype) -> None:
         if kind_rank(accumulate) == 2:
             raise DTypeError(f"activation {epilogue.activation!r} is for real products; these sums are {accumulate}")
     if epilogue.gradient and (epilogue.aux is None or not epilogue.activation or epilogue.bias is not None):
-        raise ArgumentError("gradient=True needs an activation and aux, and takes no bias, which is part of aux")
+        raise ArgumentError("gradient=True needs an activation and aux, and no bias: aux contains the bias")
 
 
 def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix]) -> None:
-    """Raise if the operands do not match C, or each other."""
+    """Raise if an operand does not match C, or shares memory with C or aux."""
     C = matrices["C"]
     for name in ("residual", "aux"):
         if not isinstance(getattr(epilogue, name), DistMatrix | None):
@@ -153,7 +154,7 @@ def _check(epilogue: Epilogue, matrices: dict[str, DistMatrix]) -> None:
         wanted = [C.shape] if name in ("residual", "aux") else [(1, C.shape[1]), (C.shape[0], 1)]
         if x.shape not in wanted:
             raise LayoutError(
-                f"{name} is {shape_of(x)} on a {x.grid} grid, C is {shape_of(C)} on a {C.grid} grid: {name} is "
+                f"{name} is {shape_of(x)} on a {x.grid} grid, C is {shape_of(C)} on a {C.grid} grid: {name} must be "
                 + " or ".join(f"{m} x {n}" for m, n in wanted)
             )
         if x.device != C.device:
@@ -174,7 +175,7 @@ def check_vector(name: str, x: Any, shape: tuple[int, int], dtype: np.dtype) -> 
         as_scalar(x, dtype, name)
         return
     if not isinstance(x, np.ndarray):
-        raise DTypeError(f"{name} is a number, an array, a DistMatrix or, of batches, a Batch; got {type(x).__name__}")
+        raise DTypeError(f"{name} must be a number, array, DistMatrix or (of batches) a Batch; got {type(x).__name__}")
     m, n = shape
     if x.shape not in ((n,), (1, n), (m, 1)):
         raise LayoutError(f"{name} has the shape {x.shape}, C is {m} x {n}: use ({n},), (1, {n}) or ({m}, 1)")
@@ -199,7 +200,7 @@ class EpilogueRun:
         buffer = workspace.sums
         self.sums = C if buffer is None else type(C)(buffer, C.grid, C.distribution, C.order)
         assert plan.problem.ending is not None
-        self._moved = [x.name for x in plan.problem.ending.moved]  # in one order on all ranks
+        self._moved = [x.name for x in plan.problem.ending.moved]  # in the same order on all ranks
         self.sources: dict[str, Array] = {name: self._source(name) for name in self._moved}
 
     def _operand(self, name: str) -> Any:
@@ -215,11 +216,11 @@ class EpilogueRun:
         return device.to_device(part, "C") if device else part
 
     def _source(self, name: str) -> Array:
-        """Return this rank's source array of an operand: the residual itself, or a vector's part, repeated."""
+        """Return this rank's source array of an operand: its part of the residual, or repeated rows or columns."""
         return self._workspace.repeated.get(name, getattr(self._epilogue, name).stored)
 
     def begin(self, beta: Any) -> None:
-        """Copy C to the sums, where these are another array and are read; repeat the vectors that this rank sends."""
+        """Copy C to `sums`, unless `sums` is C or beta is 0; repeat the vectors that this rank sends."""
         if self.sums is not self._C and beta != 0:
             CONVERT(self.sums.stored, self._C.stored)
         for name, copies in self._workspace.repeated.items():
@@ -229,7 +230,7 @@ class EpilogueRun:
                 CONVERT(copies[at : at + 1], row)
 
     def end(self, report: Callable[[], Any]) -> Callable[[], Any]:
-        """Assign C, after the last sum, and return the report of the product with the seconds of its epilogue added."""
+        """Apply the epilogue to `sums`, and write C; return a function that adds the seconds to the report."""
         C, epilogue, start = self._C, self._epilogue, perf_counter()
         operands = {name: self._operand(name) for name in ("scale", "bias", "residual", "aux")}
         with np.errstate(all="ignore"), timed("epilogue"):

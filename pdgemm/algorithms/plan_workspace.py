@@ -15,7 +15,7 @@ from pdgemm.transport.packed_exchange import ExchangeBuffers
 
 
 class Workspace:
-    """Allocates all buffers of one rank for a plan, before any message is sent."""
+    """All buffers of one rank for a plan, allocated before any message is sent."""
 
     def __init__(self, plan: ProductPlan, A: DistMatrix, B: DistMatrix) -> None:
         grid, rank, device = A.grid, A.grid.comm.rank, devices.of(A.stored)

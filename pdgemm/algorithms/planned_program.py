@@ -41,7 +41,7 @@ def program_of(
 
 
 def matrices_in(*arguments: Any) -> tuple[list[DistMatrix | Streamed], list[np.ndarray]]:
-    """Return the matrices and the arrays among the arguments of a function and among the fields of its arguments."""
+    """Return the matrices and the NumPy arrays among some arguments and the fields of the arguments."""
     parts = [part for x in arguments for part in (_fields(x).values() or (x,))]
     matrices = [x for x in parts if isinstance(x, DistMatrix) or hasattr(x, "planned_on")]
     return matrices, [x for x in parts if isinstance(x, np.ndarray)]
@@ -53,7 +53,10 @@ def _fields(x: Any) -> dict[Any, Any]:
 
 
 def _without_elements(x: Any, draft: Draft, known: dict[int, DistMatrix]) -> Any:
-    """Return an argument whose matrices have no elements; a matrix that is passed twice stays one matrix.  Local."""
+    """Return an argument with its matrices replaced by matrices without elements.  Local.
+
+    known : the replacements so far, by id(matrix): a matrix that is passed twice stays one matrix.
+    """
     if isinstance(x, DistMatrix):
         if id(x) not in known:
             nothing, grid = devices.empty((0, 0), x.dtype, x.order, devices.of(x.stored)), PlannedGrid(x.grid, draft)

@@ -1,4 +1,4 @@
-"""Prepared products: the views, communicators and executor of a plan, which are set up once, and the runs."""
+"""Prepared products: the views, communicators and executor of a plan are set up once, and run many times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
 
 SMALL = 1 << 14  # most bytes of the buffers of an executor that is cached until C is formed again
-FEW = 64  # most panels of such an executor, with a kilobyte of views each
+FEW = 64  # most panels of such an executor, which has about a kilobyte of views for each panel
 
 
 class Prepared:
@@ -153,7 +153,7 @@ class Prepared:
         return C
 
     def _protected(self, beta: Any, start: float, notify: GuardedCallback) -> Callable[[], Report]:
-        """Multiply, and compare the sums with their checksums.  Collective; arguments and result: `_run`."""
+        """Multiply, and compare the sums with their checksums.  Collective; arguments and result are as in `_run`."""
         problem, protection, (A, _, C) = self.plan.problem, self.plan.protection, self._matrices
         assert protection
         checks = RowChecksums(
@@ -166,7 +166,7 @@ class Prepared:
         return lambda: reports[-1]().changed(checks=outcome)
 
     def _run(self, beta: Any, start: float, notify: GuardedCallback) -> Callable[[], Report]:
-        """Redistribute A and B where necessary, multiply, redistribute C back, and return a function for the report."""
+        """Redistribute A and B if necessary, multiply, redistribute C back; return a function that makes the report."""
         (A, B, C), workspace, plan, moves = self._matrices, self._workspace, self.plan, self._moves
         comm, reports, trace = A.grid.comm, list[Callable[[], RunReport]](), spans.active()
         if trace:
@@ -210,7 +210,7 @@ class Prepared:
         end = perf_counter()
         report = partial(
             _report, plan, A.grid, C.grid.coords, recorder, end - start, reports, sharing, self._operands.names
-        )  # the function holds neither matrices nor buffers
+        )  # this function refers to neither matrices nor buffers
         if trace:
             trace.add((HOST, "pdgemm", start, end, 0, lambda: report().as_dict()))
         return report
@@ -239,7 +239,7 @@ class Prepared:
             exposed: dict[str, tuple[Array, Layout | None]] = {name: operands[name] for name in product.exposed}
             exposed |= {name: (workspace.product[name], None) for name in product.exposed_buffers}
             if device := devices.of(a):
-                device.current_stream().synchronize()  # the caller's work may still write to A and B
+                device.current_stream().synchronize()  # kernels of the caller may still write to A and B
             self._peers = NodeArrays(A.grid, **exposed)
         transfers = Transfers(between_nodes=grid.ranks_per_node is not None)
         call = self._call = Call(
@@ -251,7 +251,7 @@ class Prepared:
         )
         if in_place and self._bytes <= SMALL and product.panels <= FEW:
             lying = self._peers and self._peers.lying
-            key = (product, self._alpha, grid, lying, mirrored)  # the key keeps the grid, so that no other has its id
+            key = (product, self._alpha, grid, lying, mirrored)  # it holds the grid, so that no new grid gets its id
             self._multiply = _same_again(key, call, A, B, C)
         else:
             self._multiply = executor_of(call)
@@ -336,7 +336,7 @@ def _same_place(x: Array, y: Array) -> bool:
 
 
 def _first_calls(call: Call[Product], device: Device) -> None:
-    """Convert, multiply and add one element in the types of a product, as first calls load or compile kernels."""
+    """Convert, multiply and add one element in the types of a product: first calls load or compile kernels."""
     A, B, sums, C = (
         device.empty((1, 1), x) for x in (call.A.dtype, call.B.dtype, call.product.accumulate, call.C.dtype)
     )
@@ -347,7 +347,7 @@ def _first_calls(call: Call[Product], device: Device) -> None:
         Combine(1, beta)(C, sums)
     for dtype in {A.dtype, B.dtype, call.product.panel_dtype, sums.dtype, *map(np.dtype, (np.int32, np.int64))}:
         panel = device.empty((2, 2), dtype)
-        CONVERT(device.empty((2, 2), dtype), panel.T)  # a transposition, which no copy engine does
+        CONVERT(device.empty((2, 2), dtype), panel.T)  # transposes, which takes a kernel instead of a copy engine
         Combine(1, 1)(panel, panel)
 
 

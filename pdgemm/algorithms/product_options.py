@@ -106,7 +106,7 @@ class Operands(NamedTuple):
 
 
 class ProductForm(Protocol):
-    """The rule by which a function forms the operands of a product from its arguments; `pdgemm` and `herk` differ."""
+    """The rule by which a function forms the operands of a product from its arguments, such as `pdgemm` or `herk`."""
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return the operands after checking that they fit; C is allocated if it is None.  Local."""
@@ -117,7 +117,7 @@ class FullProduct(NamedTuple):
 
     transa: str
     transb: str
-    dtype: np.dtype | None = None  # the type of a new C; None: as for these operands without scales
+    dtype: np.dtype | None = None  # the type of a new C; None: that of unscaled operands of these types
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A), op(B) and C after checking that they match.  Local."""

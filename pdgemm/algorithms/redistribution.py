@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, get_args
 
@@ -25,7 +27,7 @@ from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_resul
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, distribution_on, new_array
 from pdgemm.names import DType, Protection
-from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
+from pdgemm.schedules.exchanges.exchange import Exchange, Redistribution, plan_exchange
 from pdgemm.support.agreement import together
 from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
 from pdgemm.transport.store import store
@@ -107,7 +109,11 @@ def redistribute(
     if workspace is None:
         X.grid.draft.add("X", plan)
         return out
-    recorder = _carried_out(X, alpha, out, beta, plan, workspace, protect)
+    call: Any = "redistribute", alpha, X.stored, beta, out.stored, plan, workspace, X.grid
+    expected = checksum(X) if protect else ""
+    recorder = timed_exchange(*call)
+    if protect:
+        repaired(X, out, expected, partial(timed_exchange, *call) if protect == "repair" else None)
     out.report = move_report("X", plan, X.grid, recorder, perf_counter() - start)
     return out
 
@@ -146,26 +152,34 @@ def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: 
     return plan
 
 
-def _carried_out(
-    X: DistMatrix, alpha: Any, Y: DistMatrix, beta: Any, plan: Exchange, buffers: ExchangeBuffers, protect: str | None
+def timed_exchange(
+    name: str,
+    alpha: Any,
+    X: Any,
+    beta: Any,
+    Y: Any,
+    plan: Redistribution,
+    buffers: ExchangeBuffers,
+    grid: ProcessGrid,
+    then: Callable[[Recorder], object] | None = None,
 ) -> Recorder:
-    """Compute Y := alpha X + beta Y, and return its recorder.  Collective; the plan is the same on all ranks."""
-    recorder, expected = recorder_of(X.stored), checksum(X) if protect else ""
+    """Compute Y := alpha X + beta Y, and return the recorder.  Collective; the plan is the same on all ranks.
+
+    X, Y : the local array, or the list of this rank's blocks.   name : of the span.   then : further work on Y.
+    """
+    sources, targets = (x if isinstance(x, list) else [x] for x in (X, Y))
+    recorder = recorder_of([*targets, *sources][0])
     recorder.hold(buffers.nbytes)
-
-    def move(recorder: Recorder) -> None:
-        exchange(alpha, X.stored, beta, Y.stored, plan, buffers, X.grid, recorder)
-
-    kept = kept_if_it_fails(buffers, X.stored, Y.stored)
-    with np.errstate(all="ignore"), kept, spans.timed("redistribute", Y.stored.nbytes):
+    kept = kept_if_it_fails(buffers, *sources, *targets)
+    with np.errstate(all="ignore"), kept, spans.timed(name, sum(y.nbytes for y in targets)):
         if alpha == 0:
             with recorder.phase("compute"):
-                store(Y.stored, None, Combine(beta=beta))
+                store(Y, None, Combine(beta=beta))
         else:
-            move(recorder)
+            exchange(alpha, X, beta, Y, plan, buffers, grid, recorder)
+        if then:
+            then(recorder)
         recorder.finish()
-        if protect:
-            repaired(X, Y, expected, (lambda: move(recorder_of(X.stored))) if protect == "repair" else None)
     return recorder
 
 

@@ -1,4 +1,4 @@
-"""The movers that are possible between these ranks for these matrices."""
+"""The choice of the mover: which movers can read or send panels of given matrices between the ranks of their grid."""
 
 from __future__ import annotations
 

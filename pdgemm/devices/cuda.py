@@ -70,8 +70,8 @@ class Cuda:
             need = prod(shape) * np.dtype(dtype).itemsize
             free, total = runtime.memGetInfo()
             raise OutOfMemoryError(
-                f"cannot allocate {need} bytes on GPU {self.number}: {free} of {total} bytes are free, CuPy's pool has "
-                f"{cupy.get_default_memory_pool().free_bytes()}"
+                f"cannot allocate {need} bytes on GPU {self.number}: {free} of {total} bytes are free, and "
+                f"{cupy.get_default_memory_pool().free_bytes()} are unused in CuPy's pool"
             ) from None
 
     def release_memory(self) -> None:

@@ -73,7 +73,7 @@ class IpcMemory:
     def map_all(self, places: Sequence[Sequence[Sequence[int]]]) -> None:
         """Map the allocations of arrays.  Collective over the node: raises MappingError on all its ranks if one fails.
 
-        places : by rank of the node, `where` of each array.   After a failure `reach` returns that ranks cannot read.
+        places : by rank of the node, `where` of each array.   After a failure `reach` reports that ranks cannot read.
         """
         if self.alone:
             return
@@ -93,7 +93,7 @@ class IpcMemory:
 
     def gather(self, words: np.ndarray) -> np.ndarray:
         free, total = runtime.memGetInfo()
-        sent = np.append(words, _SHORT * free < total)  # the GPU may be another rank's
+        sent = np.append(words, _SHORT * free < total)  # another rank's GPU may be short of memory
         rows = np.empty((self.node.size, sent.size), sent.dtype)
         self.node.Allgather(sent, rows)
         _mappings.next_turn(1 if rows[:, -1].any() else _UNUSED)
@@ -140,7 +140,7 @@ def ipc_memory(grid: ProcessGrid) -> IpcMemory:
     return memory
 
 
-_known: WeakKeyDictionary[Any, tuple[Reach, IpcMemory, int]] = WeakKeyDictionary()  # aborts of NCCL until then
+_known: WeakKeyDictionary[Any, tuple[Reach, IpcMemory, int]] = WeakKeyDictionary()  # the int: earlier aborts of NCCL
 
 
 def capable(x: Array) -> bool:
@@ -215,11 +215,11 @@ class _Mappings:
 
     def __init__(self) -> None:
         self._mapped: OrderedDict[bytes, tuple[int, _Mapping]] = OrderedDict()  # last turn, mapping
-        self._alive: WeakValueDictionary[bytes, _Mapping] = WeakValueDictionary()  # arrays may outlive their place here
+        self._alive: WeakValueDictionary[bytes, _Mapping] = WeakValueDictionary()  # mappings that are still in use
         self._turn = 0
 
     def next_turn(self, unused: int) -> None:
-        """Start a turn, and unmap the allocations that the last `unused` products have not used."""
+        """Start the turn of a product, and unmap the allocations that the last `unused` products have not used."""
         self._turn += 1
         while self._mapped and next(iter(self._mapped.values()))[0] < self._turn - unused:
             self._mapped.popitem(last=False)

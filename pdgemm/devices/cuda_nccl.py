@@ -58,7 +58,7 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
         def arrives() -> None:
             nccl_broadcast(device, comm, x, 0)
             if not (device.to_host(x) == 7).all():
-                raise DeviceError("a broadcast arrives changed")
+                raise DeviceError("a broadcast delivers wrong elements")
 
         try:
             _in_time(comm, device, arrives)
@@ -68,14 +68,14 @@ def nccl_arrives(comm: MPI.Intracomm, device: Device) -> bool:
             raise
     except DeviceError as bad:
         if isinstance(bad, _NotInTimeError) and comm.rank == 0:
-            text = f"{bad} and is not used: is NCCL_SOCKET_IFNAME a fast network's? PDGEMM_NCCL=no saves the attempt"
+            text = f"{bad} and is not used: is NCCL_SOCKET_IFNAME a fast network? PDGEMM_NCCL=no skips the attempt"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
 def _in_time(comm: MPI.Comm, device: Device, attempt: Callable[[], Any]) -> Any:
-    """Return the result of an attempt on this rank.  Collective over comm.
+    """Call `attempt` on each rank, and return its result on this rank.  Collective over comm.
 
     NCCL is called in a thread, which is left behind if it does not return.  Raises DeviceError on all ranks if the
     attempt fails on one rank, or does not end in time, and MPI.Exception if a rank fails meanwhile.
@@ -151,7 +151,7 @@ def _pointer(device: Device) -> int:
 
 
 class _Communicator:
-    """The NCCL communicator of the ranks of an MPI communicator; an attribute of the latter.  Collective.
+    """The NCCL communicator of the ranks of an MPI communicator, stored as an attribute of it.  Collective.
 
     failure : the reason why NCCL's communicator was aborted; "" as long as it can be used.
 
@@ -193,7 +193,7 @@ class _Communicator:
 
 _alive: list[_Communicator] = []
 _sent: list[MPI.Request] = []  # messages to ranks that may never receive them
-_aborts: list[str] = []  # the reasons
+_aborts: list[str] = []  # the reason of each abort
 
 
 def may_be_waiting() -> bool:
@@ -222,7 +222,7 @@ def check() -> None:
 
 
 def leave_operations(reason: str) -> None:
-    """Abort all NCCL communicators of this rank, which leaves an operation that other ranks wait for.  Local."""
+    """Abort all NCCL communicators of this rank, because it leaves an operation of several ranks.  Local."""
     _abort_all(f"rank {MPI.COMM_WORLD.rank} has left an operation of NCCL: {reason}")
 
 
@@ -235,7 +235,7 @@ def _abort_all(reason: str) -> None:
 
 
 def _attached(comm: MPI.Comm, device: Device) -> _Communicator:
-    """Return the NCCL communicator of the same ranks, which the first call creates.  Collective over comm.
+    """Return the NCCL communicator of the ranks of comm, which the first call creates.  Collective over comm.
 
     Raises DeviceError on all ranks if it cannot be created, and on this rank if it was aborted.
     """

@@ -1,4 +1,4 @@
-"""Y := alpha op(X) + beta Y on a GPU: by one kernel for arrays of any strides, or by a copy engine; also triangles.
+"""Y := alpha op(X) + beta Y on a GPU, by one kernel for arrays of any strides, or by a copy engine; other kernels.
 
 CuPy compiles kernels for float32 with flush-to-zero: results that are subnormal numbers of that type become 0.
 """
@@ -46,7 +46,7 @@ def memory_errors(statuses: Mapping[type[Exception], int]) -> Callable[[Callable
             except tuple(known) as error:
                 if getattr(error, "status", None) == known[type(error)]:
                     free, total = runtime.memGetInfo()
-                    text = f"a launch lacks memory on the GPU ({free} of {total} bytes are free): {error}"
+                    text = f"a launch ran out of memory on the GPU ({free} of {total} bytes are free): {error}"
                     raise OutOfMemoryError(text) from None
                 raise
 
@@ -147,7 +147,7 @@ def pick(x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
 
 
 def finish(how: Finish, C: Array, sums: Array) -> None:
-    """Start C := f(scale S + bias) + residual in the current stream, in one launch."""
+    """Start the operation of an `activations.Finish` in the current stream, in one launch."""
     operands = {name: x for name, x in zip(how._fields[2:], how[2:]) if x is not None}
     types = tuple((name, x.dtype if np.ndim(x) else sums.dtype) for name, x in operands.items())
     arguments = [x if np.ndim(x) else sums.dtype.type(x) for x in operands.values()]
@@ -174,7 +174,7 @@ def _indices(runs: IndexMap) -> tuple[Array, Array]:
 
 
 def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
-    """Return x as (row runs, rows of a run, column runs, columns of a run).   rows, cols : start and stride of runs."""
+    """Return a view of x: (row runs, rows of a run, column runs, columns of a run).   rows, cols : start and stride."""
     (row, down), (col, right), (ds, rs) = rows, cols, x.strides
     return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
 
@@ -193,7 +193,7 @@ class _Sides(NamedTuple):
 
     @property
     def unit(self) -> bool:
-        """Are the elements of the last axis adjacent on both sides?"""
+        """Whether the elements of the last axis are adjacent on both sides."""
         return self.target_strides[-1] == self.source_strides[-1] == self.target.itemsize
 
     def arrays(self, of_target: np.dtype, of_source: np.dtype) -> tuple[Array, Array]:
@@ -203,7 +203,7 @@ class _Sides(NamedTuple):
         return there, here
 
     def in_words(self) -> tuple[Array, Array]:
-        """Return target and source as arrays of words of up to eight bytes, where smaller elements are so aligned."""
+        """Return target and source as arrays of words of up to eight bytes, where their alignment allows it."""
         itemsize, word = self.target.itemsize, self.target.dtype
         if self.unit:
             rows = [*self.target_strides[:-1], *self.source_strides[:-1], self.shape[-1] * itemsize]
@@ -325,7 +325,7 @@ _ACCESS = {  # by kernel: its parameters, the statements before its operation, a
 
 @lru_cache(768)
 def _kernel(X: np.dtype, Y: np.dtype, form: _Form, access: str = "combine") -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides, by index, or in a staircase."""
+    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides, by index, or in a `Staircase`."""
     wide, (parameters, before, x, y) = _wide(X, Y).name, _ACCESS[access]
     result, operation = "R y" if y == "y" else "raw R y", before + _operation(X, Y, form, x, y)
     return cupy.ElementwiseKernel(f"{parameters}, {wide} alpha, {wide} beta", result, operation, f"pdgemm_{access}")

@@ -36,11 +36,11 @@ class DeviceRecorder(Recorder):
         self._spans: list[tuple[str, Event, Event]] = []
         self._computed: Event | None = None  # after the last product
         self._packed: Event | None = None  # after the last copy, if the host has not waited for it
-        self._copies = False  # has a copy been started since that event?
+        self._copies = False  # whether a copy has been started since that event
         self.begin()
 
     def begin(self) -> None:
-        """Wait for all work in the caller's stream, so that MPI may send A."""
+        """Wait for all work in the caller's stream, so that MPI may send the operands."""
         self._device.current_stream().synchronize()
 
     def phase(self, name: str) -> Any:
@@ -147,7 +147,7 @@ class EventRequest:
 
 
 class _Before(EventRequest):
-    """An event that a stream waits for; the host does not wait."""
+    """A request for which a stream waits, and not the host: it is complete when an event is complete."""
 
     __slots__ = ("_stream",)
 

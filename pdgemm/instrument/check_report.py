@@ -44,7 +44,7 @@ class CheckReport:
 
 
 def all_checks(reports: Sequence[CheckReport]) -> CheckReport | None:
-    """Return the sums over products that ran in turn, and the most bytes of any of them; None if there are none."""
+    """Return one report of products that ran in turn: sums, and the largest `bytes`; None if there are no products."""
     if not reports:
         return None
     sums = {

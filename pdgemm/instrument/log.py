@@ -29,7 +29,7 @@ def log_plan(rank: int, plan: object, mover: str, why: Callable[[], str], buffer
     if not LOG.isEnabledFor(logging.DEBUG):
         return
     if not rank:
-        LOG.debug("panels travel by %s", mover)
+        LOG.debug("mover of the panels: %s", mover)
         LOG.debug("considered:\n%s", why())
     listed = ", ".join(f"{name} {in_bytes(size)}" for name, size in buffers.items() if size)
     LOG.debug("rank %d allocates %s%s", rank, in_bytes(sum(buffers.values())), f": {listed}" if listed else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Observer:
-    """The receiver of the progress of `multiply_files`.  This class is silent; that of `pdgemm multiply` prints."""
+    """The receiver of the progress of `multiply_files`.  This class does nothing; subclasses print."""
 
     @contextmanager
     def progress(
@@ -24,7 +24,7 @@ class Observer:
         """Receive a report; `key` is "read", "product", "verify" or "wrote"."""
 
     def note(self, key: str, lines: Sequence[str], fact: Any) -> None:
-        """Receive a fact on a product in parts, and lines about it; `key` is "plan", "resumed" or "complete"."""
+        """Receive a fact about a product in parts, and its text in lines; `key` is "plan", "resumed" or "complete"."""
 
     def planned(self, plan: Any) -> None:
         """Receive the plan of a product in memory, before the matrices are read."""

@@ -124,7 +124,7 @@ class Recorder:
         """Wait until all packing is complete, so that MPI may read the buffers."""
 
     def record_copies(self) -> tuple[Any, ...]:
-        """Return requests that complete with the packing issued so far, and for which products wait."""
+        """Return requests for which products must wait: they are complete when the packing so far is complete."""
         return ()
 
     def order_copies_after_products(self) -> None:

@@ -33,7 +33,7 @@ class Report(RunReport):
     device : its name; empty on the host.   ranks_per_device : ranks on the device with most ranks.
 
     Of one product C := alpha A B + beta C, whose `extra_bytes` counts memory beyond A, B and C:
-    inside, layers, mnk : the algorithm of each layer, the number of layers, the sizes.
+    inside, layers, mnk : the algorithm of each layer, the number of layers, and (m, n, k).
     operands, epilogue : the names of op(A) and op(B), and the formula of the epilogue.
     collective : "allgather" or "reduce_scatter", if this is all that the ranks sent to each other.
     compute : the type to which operands were rounded, or the name of an emulation; else empty.
@@ -109,7 +109,7 @@ class Report(RunReport):
 
     @property
     def as_predicted(self) -> bool:
-        """Do the words, the messages and the bytes of buffers equal the predictions of the plan?"""
+        """Whether the words, the messages and the bytes of buffers equal the predictions of the plan."""
         checks = getattr(self, "checks", None)
         return super().as_predicted and (not checks or checks.repeats > 0 or checks.counted == checks.predicted)
 

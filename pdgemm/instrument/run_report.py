@@ -44,7 +44,7 @@ def count_vectors(traffic: VectorTraffic) -> None:
 
 
 def vectors_so_far() -> VectorTraffic:
-    """Return the total over all reductions of this process; a function counts its own as a difference of two totals."""
+    """Return the traffic of all reductions of this process so far; that of a function is a difference of two totals."""
     return _of_process
 
 
@@ -71,7 +71,7 @@ class RunReport(InNotebook):
     local_flops, compute_seconds : figures of this rank.   imbalance : flops of the busiest rank / mean flops of ranks.
 
     Of a load or save, where bytes are the total of all ranks:
-    action, path, name, method : "read" or "wrote"; the file; its dataset, empty if it has only one matrix; how.
+    action, path, name, method : "read" or "wrote"; the file; its dataset, empty for a .npy file; the method of access.
     shape : shape of the matrix in the file: one number for a vector.   part : the rows and columns read, or None.
     checksum : recorded with the dataset, or None.   generation, names : of `save_all`, with the names of matrices.
 
@@ -132,7 +132,7 @@ class RunReport(InNotebook):
     _comm: Any
 
     def __init__(self, text: Callable[[Any], str] | None = None, comm: Any = None, **figures: Any) -> None:
-        """Local.   text : returns the text of a report, a function of a module.   comm : the ranks of the run."""
+        """Local.   text : function that returns a report as text, and can be pickled.   comm : the ranks of the run."""
         vars(self).update(figures, _text=text, _comm=comm)
 
     @classmethod
@@ -188,7 +188,7 @@ class RunReport(InNotebook):
 
     @property
     def as_predicted(self) -> bool:
-        """Do the words, the messages and the bytes of buffers and files equal their predictions?"""
+        """Whether the words, the messages and the bytes of buffers and files equal their predictions."""
         get, plan = vars(self).get, vars(self).get("plan", {})
         files = all(get(name) == plan.get(name) for name in ("bytes_read", "bytes_written"))
         return files and (get("counted"), get("extra_bytes")) == (get("predicted"), get("predicted_extra_bytes"))

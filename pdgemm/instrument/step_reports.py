@@ -62,13 +62,13 @@ class Steps:
         return vectors_so_far() - self._vectors
 
     def after(self, report: Any) -> Callable[[], Any]:
-        """Return a function that returns `report`, of an algorithm that ran meanwhile, with the sums of these steps."""
+        """Return a function that returns `report`, of an algorithm that ran between the steps, plus their sums."""
         reports, vectors = self.reports, self.vectors
         return lambda: (report() if callable(report) else report).after([make() for make in reports], vectors)
 
 
 def total(steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: float, **changes: Any) -> Report:
-    """Return the sum of the reports that these functions return; it is a product's report if all of them are.
+    """Return the sum of the reports that `steps` return; the sum is that of a product if all are products.
 
     vectors : traffic of all reductions, including those of the steps.   seconds : time of all steps.
     changes : values of other figures; if `what` is one, the sum is not that of a product.

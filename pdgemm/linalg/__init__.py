@@ -1,7 +1,7 @@
 """Linear algebra on top of the product: factorisations, solves and functions of matrices.
 
-Besides a matrix, operands may be lists and arrays that are the same on every rank, as for `@`: a 2-D array is
-distributed first.  Matrices of integers are converted to float64, as in NumPy, unless results of integers are integers.
+As for `@`, operands may also be lists and arrays, the same on every rank; a 2-D array is distributed first.  Matrices
+of integers are converted to float64, as in NumPy, except by `kron`, `matrix_power`, `matvec`, `norm` and `outer`.
 """
 
 from __future__ import annotations
@@ -96,25 +96,25 @@ def plan(
         linalg.plan("solve", A, B, assume_a="pos").seconds
 
     function  : any function of matrices: one of `pdgemm.linalg`, or its name; `pdgemm.pdgemm`; a function of the user
-        that calls such functions, and reads no elements itself; or `functools.partial` of a function, whose arguments
-        are then the first ones.
+        that calls such functions, and reads no elements itself; or a `functools.partial`, whose arguments precede
+        `arguments`.
     arguments, options : the arguments of the function, at least one of them a matrix; no element of a matrix is read.
     machine   : as for `pdgemm.plan`.
-    iterations : the number of iterations to plan where the elements decide it; by default 6 steps of `polar`, the
-        last only of products, 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40 Lanczos
+    iterations : the number of iterations to plan where it depends on elements; by default 6 steps of `polar` (the
+        last one by products only), 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40 Lanczos
         steps for a 2-norm, and 2 corrections of `solve` with refine.
 
-    The program is a value: `traffic(rank)` returns the words and messages of a rank, which a run counts, too; `flops`,
-    `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  A matrix may be in a file
-    (`svd` and `pdgemm`): a stage has the number of panels that are read, and `bytes_read` their bytes; `seconds`
-    does not include the reads.
-    The code of the function itself runs, on matrices without elements.  Where the elements decide the next step, the
-    step of most matrices is planned: LU exchanges rows, and QR with pivoting columns, that are drawn at random,
-    CholeskyQR makes two passes, norms are 1, rows and columns need no powers of two, matrices have full rank,
-    refinement converges, and `eigh` deflates nothing, finds all eigenvalues in an interval, and halves a spectrum.
+    The program is a value: `traffic(rank)` returns the words and messages of a rank, as a run counts them; `flops`,
+    `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  For a matrix in a
+    file (`svd` and `pdgemm`) a stage has the number of panels to read, and `bytes_read` their size; `seconds` does not
+    include the reads.
+    The code of the function itself is run on matrices without elements.  Where a step depends on elements, the step of
+    most matrices is planned: LU exchanges random rows, QR with pivoting exchanges random columns, CholeskyQR makes two
+    passes, norms are 1, no rows or columns are scaled, matrices have full rank, refinement converges, and `eigh`
+    deflates nothing, finds all eigenvalues in an interval, and halves a spectrum.
     Reductions and gathers of norms, diagonals and other vectors to all ranks are stages, too.  The ranks' comparisons
     of their arguments, and of numbers that must be the same to the bit, are not.
-    Panels are planned as read in place where the ranks share memory, and as sent elsewhere.
+    In a plan, ranks that share memory read panels in place; other ranks send them.
     Raises ArgumentError where `function` is not a function, or does not take these arguments, and the errors of the
     function; on all ranks.
     """
@@ -125,7 +125,8 @@ def plan(
     comm = matrices[0].grid.comm if matrices else communicator(A=next(iter(arguments), None))
     with together(comm) as described:
         if not callable(named):
-            raise ArgumentError(f"plan takes a function of matrices, or one of {', '.join(__all__)}; got {function!r}")
+            names = ", ".join(__all__)
+            raise ArgumentError(f"plan takes a function of matrices, or one of the names {names}; got {function!r}")
         name = getattr(named, "__name__", repr(named))
         try:
             signature(named).bind(*arguments, **options)

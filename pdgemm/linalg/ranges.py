@@ -31,16 +31,16 @@ from pdgemm.support.agreement import agree, together
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NONE = -(1 << 20)  # the exponent of zero
-_UNEVEN = 0.1  # a general matrix is badly scaled where largest elements of two rows have a lesser ratio, as in gesvx
+_UNEVEN = 0.1  # a general matrix is badly scaled if the largest elements of two rows have a smaller ratio: see gesvx
 _SETTLED = 1e-8  # conjugate gradients end when the squared residual has decreased by this factor
-_PASSES = 16  # the most passes to scale rows and columns, each of which halves the exponents that are left
+_PASSES = 16  # the most passes over a matrix to scale it; each pass halves the remaining exponents
 _inside: ContextVar[bool] = ContextVar("pdgemm_inside", default=False)  # whether an outer function has scaled operands
 
 
 class Scale(NamedTuple):
-    """The powers of two of rows and columns: element i, j has the factor 2^(rows_i + cols_j).
+    """Exponents of powers of two that scale a matrix: the factor of element (i, j) is 2^(rows_i + cols_j).
 
-    rows, cols : integers, or vectors of them, the same on every rank.
+    rows, cols : integers, or vectors of integers, the same on every rank.
     """
 
     rows: Any = 0
@@ -54,7 +54,7 @@ class Scale(NamedTuple):
 
     @property
     def T(self) -> Scale:
-        """The powers of the transpose."""
+        """The exponents for the transposed matrix."""
         return Scale(self.cols, self.rows)
 
 
@@ -62,7 +62,7 @@ class Measured:
     """An operand that is a matrix or a vector: how it is measured and multiplied by a power of two.
 
     diagonal : only the diagonal is measured, and stands for all elements that the function reads.
-    unless   : the name of an argument of the function that, if true, leaves the operand as it is.
+    unless   : the name of an argument of the function; if that argument is true, the operand is not scaled.
     """
 
     def __init__(self, diagonal: bool = False, unless: str = "") -> None:
@@ -73,15 +73,15 @@ class Measured:
         return x
 
     def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
-        """Return the exponents between which the largest element is in range.   values : the function's arguments."""
+        """Return the least and greatest exponent that the largest element may have.   values : all arguments."""
         return int(kind.minexp) + int(kind.nmant), int(kind.maxexp) - int(kind.nmant)
 
     def read(self, x: Any) -> Any:
-        """Return the elements of a measured matrix or vector that the function reads, or more.  Collective."""
+        """Return the part of x, such as a triangle, that the function reads; by default all of x.  Collective."""
         return x
 
     def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
-        """Return the even e for which 2^-e brings an operand in range, and whether it is out of range.  Collective.
+        """Return the even e for which 2^-e x is in range, and whether x is out of range.  Collective.
 
         The change is as small as possible, so that small elements of a large operand do not underflow.
         known : the exponents of the operands before this one.
@@ -97,12 +97,13 @@ class Measured:
 class Equilibrated(Measured):
     """A square matrix whose rows and columns are scaled if it is badly scaled; its exponent is a Scale.
 
-    The argument `kind` of the function says which elements it reads, as for `solve`.  Rows and columns of a definite
-    matrix have the same powers, which are read from its diagonal.
+    The function's argument `kind` is the structure of the matrix, as `assume_a` of `solve`, and so says which elements
+    are read.  Rows and columns of a definite matrix have the same powers, which are computed from its diagonal.
 
-    A matrix is badly scaled if the largest elements of two rows, or columns, have a ratio below 1/10, as in LAPACK's
-    gesvx, where the scale decides which elements of a general matrix are pivots.  With other kinds the limit is eps:
-    then no digit may be right by the condition number of A, but all may be by that of the scaled matrix.
+    A general matrix is badly scaled if the largest elements of two rows, or columns, have a ratio below 1/10, as in
+    LAPACK's gesvx: its scale decides which elements are pivots.  With other kinds the limit is eps, or for "diagonal"
+    about the square root of the smallest normal number: for a smaller ratio the condition number of A may exceed 1/eps
+    although that of the scaled matrix is small.
     Cost: a reduction of all rows and one of all columns, or a gather of the diagonal.  For a badly scaled matrix, as
     many reductions in each of up to 16 passes over the exponents of the elements.
     Ruiz, A scaling algorithm to equilibrate both rows and columns norms in matrices, RAL-TR-2001-034, 2001.
@@ -128,10 +129,10 @@ class Equilibrated(Measured):
 
 
 class RightSide(Measured):
-    """The right-hand side of a system whose matrix, the operand before it, is equilibrated.
+    """The right-hand side of a system with an equilibrated matrix, which is the operand before it.
 
-    Its rows are scaled by the powers of the equations, which are the rows of the matrix, or its columns with the
-    argument `transposed` of the function.  Each column has a power of its own.   Cost: a reduction of all columns.
+    Each row is scaled by the power of its equation: that of a row of the matrix or, if the function's argument
+    `transposed` is true, of a column.  Each column has a power of its own.   Cost: a reduction of all columns.
     """
 
     def exponent(self, comm: Any, x: Any, values: dict[str, Any], known: dict[str, Any]) -> tuple[Any, bool]:
@@ -152,12 +153,13 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
 
     operands : the operands by the function's parameter names.
     back : takes the result and, for each operand, the even number e, or the Scale, for which the function got 2^-e
-        times the operand; returns the result that belongs to the operands themselves.
+        times the operand; returns the result for the operands without scaling.
 
-    Inside such a function other such functions do not scale, because their operands are in range, except those with an
-    equilibrated operand.  Their arguments must have been compared among the ranks before.
+    A decorated function that is called by another one does not scale, because its operands are in range, unless it has
+    an equilibrated operand.  A function with an equilibrated operand must compare its other arguments among the ranks
+    before the call.
     Cost: one pass over the elements, or the diagonal, of each operand, and one allreduce of 4 words, in which the ranks
-    agree whether there is something to scale; and that of `Equilibrated`.
+    agree whether an operand is out of range; and the cost of `Equilibrated`.
     """
     always = any(isinstance(x, Equilibrated) for x in operands.values())
 
@@ -192,7 +194,7 @@ def in_range(back: Callable[..., Any], **operands: Measured) -> Callable[[F], F]
             return back(result, *exponents.values())
 
         named: Any = wrapper
-        named.__code__ = named.__code__.replace(co_qualname=function.__qualname__)  # which the watchdog shows
+        named.__code__ = named.__code__.replace(co_qualname=function.__qualname__)  # shown by the watchdog
         return named
 
     return decorated
@@ -205,7 +207,7 @@ class RangeOfPanels:
         self.exponent, self._largest, self._limits = 0, _NONE, ELEMENTS.limits(np.finfo(dtype), {})
 
     def bring(self, X: DistMatrix, kept: list[DistMatrix]) -> tuple[float, int]:
-        """Multiply the next panel by 2^-exponent; return its norm, and the change of the exponent.  Collective.
+        """Multiply the next panel, X, by 2^-exponent; return its norm, and the change of the exponent.  Collective.
 
         kept : matrices that were computed from earlier panels; they are multiplied by 2^-change.
         A panel in range costs only its norm, and is not multiplied.
@@ -225,8 +227,8 @@ class RangeOfPanels:
 def times(x: Any, exponent: Any) -> Any:
     """Return 2^exponent x: a matrix is overwritten, an array or a number is not.  Collective for a matrix.
 
-    exponent : an integer, or a Scale, whose rows are those of x.
-    Multiplies in steps, because one power may be out of range; only the last one rounds, for |x| near 1.
+    exponent : an integer, or a Scale; its `rows` belong to the rows of x.
+    Multiplies in steps, because one power may be out of range; only the last step rounds, if |x| is near 1.
     """
     rows, cols = scale = exponent if isinstance(exponent, Scale) else Scale(exponent)
     most = sum(int(np.abs(e).max(initial=0)) for e in scale)
@@ -261,7 +263,8 @@ def _is_measured(x: Any) -> bool:
 def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     """Is the largest of this rank's elements in range, or zero, infinite or NaN?  Local.
 
-    On a device all elements are measured, because a diagonal would be copied to the host, unless one of them is NaN.
+    On a device all elements are measured instead of the diagonal, which would be copied to the host.  If one of them is
+    infinite or NaN, the answer is no, and `exponent` then measures the finite elements that the function reads.
     """
     part = x.stored if isinstance(x, DistMatrix) else x
     on_diagonal = isinstance(x, DistMatrix) and operand.diagonal
@@ -286,8 +289,8 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
 def _equilibrated(x: DistMatrix) -> Scale:
     """Return the exponents that scale the largest element of each row and column to about 1.  Collective.
 
-    Nothing is scaled where an element would fall below the smallest normal number: its row may depend on it if the
-    other elements cancel, as on the diagonal of a triangle.
+    If an element would fall below the smallest normal number, nothing is scaled: its row may depend on this element
+    where the others cancel, as on a diagonal element of a triangular matrix.
     """
     logs = np.log2(size_of(x))
     if not logs.max() < np.inf:
@@ -310,8 +313,8 @@ def _equilibrated(x: DistMatrix) -> Scale:
 def _nearest(logs: DistMatrix) -> list[np.ndarray]:
     """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite elements.  Collective.
 
-    So a matrix with few elements gets back the scaling from before its rows and columns were scaled.  By conjugate
-    gradients:
+    So if the rows and columns of a matrix with few nonzero elements have been scaled, 2^-r and 2^-c undo the scaling.
+    By conjugate gradients:
     Curtis & Reid, On the automatic scaling of matrices for Gaussian elimination, J. Inst. Maths Applics 10, 1972.
     """
     m, finite = len(logs), logs > -np.inf
@@ -325,7 +328,8 @@ def _nearest(logs: DistMatrix) -> list[np.ndarray]:
     inverse, x = 1 / np.maximum(degrees, 1), np.zeros(len(degrees))
     step, size = inverse * residual, residual @ (inverse * residual)
     least = _SETTLED * size
-    for _ in range(_PASSES):  # all ranks make all steps, since they may round differently; the last ones may be empty
+    # ranks may round differently, so all ranks make all steps; after convergence a step changes nothing
+    for _ in range(_PASSES):
         image = degrees * step + both(pattern.matvec(step[m:]), pattern.T.matvec(step[:m]))
         alpha = size / (step @ image) if size > least else 0.0
         x, residual, before = x + alpha * step, residual - alpha * image, size
@@ -336,7 +340,7 @@ def _nearest(logs: DistMatrix) -> list[np.ndarray]:
 
 
 def _lie_far_apart(sizes: np.ndarray, ratio: float, low: int, high: int) -> bool:
-    """Is the ratio of two of these numbers less than `ratio`, or an exponent less than `low` or above `high`?"""
+    """Is the ratio of two of `sizes` less than `ratio`, or the exponent of one less than `low` or above `high`?"""
     if not sizes.size:
         return False
     least, most = sizes.min(), sizes.max()
@@ -344,12 +348,12 @@ def _lie_far_apart(sizes: np.ndarray, ratio: float, low: int, high: int) -> bool
 
 
 def _rounded(logs: Any) -> Any:
-    """Return integers near logarithms; 0 for those of zero, infinity and NaN."""
+    """Return the integers nearest to logarithms; 0 for a logarithm that is infinite or NaN."""
     return np.where(np.isfinite(logs), np.rint(logs), 0).astype(int)
 
 
 def size_of(x: Any) -> Any:
-    """Return |x|, or of a complex x the larger one of the parts, which does not overflow."""
+    """Return |x|; for a complex x max(|re x|, |im x|), which does not overflow."""
     return np.maximum(np.abs(x.real), np.abs(x.imag)) if x.dtype.kind == "c" else np.abs(x)
 
 
@@ -367,7 +371,7 @@ def _power(exponent: int, high: int) -> int:
 
 
 def _largest(x: Any, finite: bool = False) -> float:
-    """Return max |x| of real and imaginary parts, 0 if there are no elements and NaN where one is NaN.  Local.
+    """Return the largest |real or imaginary part|; 0 without elements, NaN if an element is NaN.  Local.
 
     finite : consider only finite elements.
     """

@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class Work:
-    """The steps of one function of a matrix, and its products, which can write to an existing matrix C.
+    """The record of one call of a function of a matrix: it computes and counts products, and collects reports of steps.
 
     protect : protection of the products by checksums, or None.   memory_limit : limit of each product, as in `pdgemm`.
     did : records the report of a matrix that a factorisation, solve or redistribution returned; returns the matrix.
-    after : returns the report of another algorithm, with the sums of these steps added.
+    after : returns another algorithm's report with the sums of the recorded steps added.
     """
 
     def __init__(self, name: str, protect: Protection | None = None, memory_limit: int | None = None) -> None:
@@ -45,12 +45,12 @@ class Work:
         self.did, self.after = self._steps.did, self._steps.after
 
     def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
-        """Compute C := alpha A B + beta C, count the product, and return C; None: C is allocated.  Collective."""
+        """Compute C := alpha A B + beta C, count the product, and return C; if C is None, allocate it.  Collective."""
         self.products += 1
         return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect, memory_limit=self.memory_limit))
 
     def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
-        """Compute Y := alpha X + beta Y by `add_matrices`, record the report of a move, and return Y.  Collective."""
+        """Return Y := alpha X + beta Y, by `add_matrices`; if X is redistributed, record the report.  Collective."""
         before = Y.later_report
         add_matrices(Y, alpha, X, beta)
         return Y if Y.later_report is before else self.did(Y)
@@ -67,7 +67,7 @@ class Work:
     def later_report(
         self, grid: ProcessGrid, steps: int, facts: dict[str, Any], **others: Any
     ) -> Callable[[], RunReport]:
-        """Return a function that returns the report of all steps.   others : further figures, and another `text`."""
+        """Return a function that returns the report of all steps.   others : more attributes, such as `text`."""
         seconds = perf_counter() - self.start
         products, steps_reports, vectors = self.products, self._steps.reports, self._steps.vectors
 
@@ -94,9 +94,9 @@ def text_of_function(report: Any) -> str:
 
 
 def started(name: str, A: DistMatrix, protect: Protection | None, square: bool = True, **choices: Any) -> Work:
-    """Return the work of a function of A, after checking its arguments.  Collective over the grid of A.
+    """Check the arguments of a function of A, and return its `Work`.  Collective over the grid of A.
 
-    choices : for each argument name, its value and the tuple of the values that it may have.
+    choices : for each argument name, its value and the tuple of valid values.
     """
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square)
@@ -106,7 +106,7 @@ def started(name: str, A: DistMatrix, protect: Protection | None, square: bool =
 
 
 def check_protection(protect: Any, A: DistMatrix) -> str:
-    """Return the name of a protection.  Raises for an unknown one, and if A is on a device.  Local, in `together`."""
+    """Return the name of the protection.  Raises if it is unknown, or if A is on a device.  Local, in `together`."""
     return as_protection(protect, A.device != devices.HOST)
 
 
@@ -135,7 +135,7 @@ def add_to_diagonal(A: DistMatrix, value: complex) -> DistMatrix:
 
 
 def largest_part(A: DistMatrix) -> float:
-    """Return max |a|, or where |a| overflows the largest real or imaginary part; NaN for NaN.  Collective."""
+    """Return max |a|, or the largest real or imaginary part if |a| overflows; NaN if an element is NaN.  Collective."""
     size = float(A.norm("max")) if A.size else 0.0
     if size == np.inf and A.dtype.kind == "c":
         size = float(np.max([A.real.norm("max"), A.imag.norm("max")]))
@@ -143,7 +143,7 @@ def largest_part(A: DistMatrix) -> float:
 
 
 def near_one(name: str, A: DistMatrix) -> tuple[float, float]:
-    """Return powers of four whose product with A has a `largest_part` of about 1, as `to_one`.  Collective.
+    """Return two powers of four, as `to_one`, that scale A to a `largest_part` of about 1.  Collective.
 
     name : A's name, for the message.   Raises LinAlgError on all ranks where an element is NaN or infinite.
     """
@@ -156,8 +156,8 @@ def near_one(name: str, A: DistMatrix) -> tuple[float, float]:
 def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:
     """Return compute(*arguments), computed on rank 0 and broadcast.  Collective over the grid of A.
 
-    The result is the same to the bit on every rank, because LAPACK may round differently on different processors.  An
-    exception is raised on all ranks.
+    So the result is the same to the bit on every rank, although LAPACK may round differently on different processors.
+    An exception is raised on all ranks.
     """
     comm = A.grid.comm
     with together(comm):
@@ -179,9 +179,9 @@ def random(A: DistMatrix, shape: tuple[int, int], seed: int = 1) -> DistMatrix:
 def orthonormal_basis(
     work: Work, R: DistMatrix, V: DistMatrix, level: float = 0, noise: DistMatrix | None = None
 ) -> tuple[DistMatrix, DistMatrix]:
-    """Return an orthonormal basis Q of R + level * noise, orthogonal to V, and T, where Q T = R - V V^H R + noise.
+    """Return Q, an orthonormal basis orthogonal to V, and T, where Q T = (I - V V^H) (R + level * noise).  Collective.
 
-    noise : normal random numbers, whose columns lead out of the space of V if those of R do not.   Collective.
+    noise : normal random columns, which extend the basis where the columns of R are in the space of V.
     """
     Q = R if noise is None else work.add(noise.copy(), 1, R, level)
     triangles = []

@@ -191,7 +191,7 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
         instead = f"convert it with {typed('--dtype', f'{name}.astype(float)')}"
         raise DTypeError(f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; {instead}")
     if x.device != HOST and not dtypes.TYPE[x.dtype].c_name:
-        raise DeviceError(f"{name} of {x.dtype} is multiplied on the host, but it is on {x.device}: use to_host")
+        raise DeviceError(f"{name} of {x.dtype} can only be multiplied on the host; it is on {x.device}: use to_host")
     if (extent := largest_extent(local)) > BLAS_INT:
         raise LayoutError(
             f"{name} has a local part of shape {local.shape} and strides of {local.strides} bytes: a dimension or the "

@@ -3,7 +3,7 @@
 FUNCTIONS maps NumPy's names to functions, ABOVE to names of functions in `pdgemm`.  `numpy_functions` rejects arguments
 that a function does not take.  All functions are collective over the grid; operands may have any layouts and are
 broadcast as in elementwise operations.
-Elements are computed where they are, on the host or on a device.
+Functions compute on the host or on the device that holds their operands.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and a report.
 
     Matrices are redistributed to the layout of `out`, or else of the first matrix of the result's shape.  A matrix of
-    one row or column is gathered on every rank, and each rank takes its part, as of an array.  Collective.
+    one row or column is gathered on every rank.  Each rank takes its part of it, as of a NumPy array.  Collective.
 
-    The report is that of the redistribution, or a tuple where several matrices were redistributed.
+    If one matrix was redistributed, the report is that of its redistribution, else a tuple of reports.
     """
     matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
-    if any(isinstance(x, np.matrix) for x in inputs):  # a matter of type, so all ranks raise
+    if any(isinstance(x, np.matrix) for x in inputs):  # depends only on types, so all ranks raise
         raise TypeError(f"{name} of a DistMatrix and a numpy.matrix, whose * is a product: pass numpy.asarray(x)")
     inputs = [
         x if isinstance(x, MatrixBase) else to_host(devices.adopted(x)) if np.ndim(x) else as_number(x) for x in inputs
@@ -102,7 +102,7 @@ def part_of_broadcast(array: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> 
 
 
 def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBase:
-    """Return an empty matrix with a layout for a shape that no operand has: rows of one operand, columns of another."""
+    """Return a matrix without elements, with the row layout of one operand and the column layout of another."""
     grid = matrices[0].grid
     rows = next((x.distribution.rows for x in matrices if x.shape[0] == shape[0] and x.grid.same_as(grid)), None)
     cols = next((x.distribution.cols for x in matrices if x.shape[1] == shape[1] and x.grid.same_as(grid)), None)
@@ -113,7 +113,7 @@ def _crossed(matrices: Sequence[MatrixBase], shape: tuple[int, int]) -> MatrixBa
 
 # ---------------------------------------------------------------- NumPy's functions
 def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a NumPy function to the elements of matrices, where they are."""
+    """Apply a NumPy function to the elements of matrices, on the host or the device that holds them."""
     matrices = [x for x in operands if isinstance(x, MatrixBase)]
     check_one_device(name, matrices)
     kinds = [type_of(x) for x in operands]
@@ -249,13 +249,13 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     with together(first.grid.comm) as arguments:
         if axis not in (0, 1, -1, -2) or not all(isinstance(x, MatrixBase) for x in arrays):
             raise TypeError(
-                "only matrices are joined, along axis 0 or 1: distribute arrays first, DistMatrix.from_global"
+                "only a DistMatrix is joined, along axis 0 or 1: distribute arrays first, DistMatrix.from_global"
             )
         arguments += ["concatenate", axis, *(x.distribution for x in arrays)]
         axis = axis % 2
         if any(x.shape[1 - axis] != first.shape[1 - axis] or x.device != first.device for x in arrays):
             text = " and ".join(f"{x.distribution} on {x.device}" for x in arrays)
-            raise LayoutError(f"these matrices do not fit side by side along axis {axis}: {text}")
+            raise LayoutError(f"matrices to join along axis {axis} must match in the other axis and device, got {text}")
     shape = [*first.shape]
     shape[axis] = sum(x.shape[axis] for x in arrays)
     dtype = np.result_type(*(x.dtype for x in arrays))
@@ -364,7 +364,7 @@ FUNCTIONS |= {
     "numpy.astype": lambda x, dtype, copy=True: x.astype(_dtype(dtype), copy),
 }
 
-# functions of `pdgemm.statistics` and `pdgemm.linalg`, modules above this folder, with NumPy's parameters in its order
+# functions of `pdgemm.statistics` and `pdgemm.linalg`, modules above this folder; parameters are in NumPy's order
 _RANKED = ("median", "percentile", "quantile")
 _STATISTICS = ("sort", "cumsum", "histogram", *_RANKED)
 _WITHOUT_NAN = (f"nan{name}" for name in ("sum", "prod", "min", "max", "mean", "var", "std", *_RANKED))

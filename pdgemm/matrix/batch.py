@@ -38,7 +38,7 @@ class Batch:
     items  : this rank's matrices by ascending number: an array (items, rows, columns) where all matrices of all
              ranks have one shape, else a list.  Changing their elements changes the batch.
     device : the `pdgemm.local.arrays.device.Device` of the matrices; None: they are on the host.
-    report : the RunReport of the product that computed this batch, or of the exchange; or None.
+    report : the RunReport of the product or the exchange that made this batch, or None.
 
     Make a batch by `from_local` or `from_global`.
     """
@@ -107,7 +107,8 @@ class Batch:
             numbers, dtype = np.arange(len(shapes)), _one_dtype({dtype} - {None})
             owners = BlockCyclic.even(len(shapes), comm.size).owner(numbers) if owner is None else np.array(owner)
             if owners.shape != numbers.shape or not np.isin(owners, range(comm.size)).all():
-                raise LayoutError(f"owner is one of {comm.size} ranks for each of {len(shapes)} items, got {owner}")
+                what = f"a list of ranks below {comm.size}, one for each of {len(shapes)} items"
+                raise LayoutError(f"owner must be {what}; got {owner}")
             owners = owners.astype(np.intp)
             arguments.append(f"Batch.from_global of {len(shapes)} items of {dtype}")
             arguments.append(f"checksum {crc32(shapes.tobytes() + owners.tobytes())}")

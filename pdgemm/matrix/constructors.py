@@ -208,8 +208,8 @@ class Constructors(MatrixBase):
     def from_function(cls, f: ElementFunction, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
         """Make the matrix A[i, j] = f(i, j).  Collective over the grid; no element is sent; arguments as for `empty`.
 
-        f : called with integer arrays of NumPy, i of shape (r, 1) and j of shape (1, c), on the host whatever the
-            device is; returns a value that broadcasts to (r, c).  An exception in f on any rank is raised on all ranks.
+        f : called with integer arrays of NumPy, i of shape (r, 1) and j of shape (1, c), always on the
+            host; returns a value that broadcasts to (r, c).  An exception in f on any rank is raised on all ranks.
         """
         matrix = cls._allocated("from_function", shape, **layout)
         return matrix._filled("from_function", f)
@@ -263,7 +263,7 @@ class Constructors(MatrixBase):
         )
         orders = sorted({order for order, *_ in properties if order})
         if len(orders) > 1:
-            raise LayoutError("local arrays in C order on some ranks and in Fortran order on others")
+            raise LayoutError("local arrays are in C order on some ranks and in Fortran order on others; use one order")
         _, shared, addressable = zip(*properties)
         order: Order = orders[0] if orders else "C"
         return cls(array, grid, layout, order, shared=all(shared), mpi_addressable=all(addressable))

@@ -312,7 +312,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
                     f'norm {shown(kind)} is not one of "fro", "nuc", 1, -1, 2, -2, numpy.inf, -numpy.inf, "max"'
                 )
             if kind in (-1, -np.inf) and self.shape[kind == -1] == 0:
-                raise ArgumentError(f"norm {kind} is a minimum of sums, and there is none: {self.distribution}")
+                raise ArgumentError(f"norm {kind} is a minimum of sums, but this matrix has none: {self.distribution}")
         if kind in (2, -2, "nuc"):
             return pdgemm.linalg.norm(self, kind)
         if kind in ("fro", "max"):

@@ -89,7 +89,7 @@ def allgather(local: np.ndarray, layout: Layout, grid: ProcessGrid, whole: np.nd
 
 
 def planned(grid: ProcessGrid, name: str, schedule: ToAllRanks) -> bool:
-    """Return whether a program is planned on this grid; if so, add a reduction of this name to it."""
+    """Return whether a program is planned on this grid; if so, add the schedule to it under this name."""
     if grid.draft and any(schedule.traffic(rank).words_received for rank in range(grid.size)):
         grid.draft.add(name, schedule)
     return grid.draft is not None

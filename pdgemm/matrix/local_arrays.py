@@ -59,7 +59,7 @@ def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool =
     """Return set_up(True), by which ranks read each other's memory, or set_up(False) where they cannot read it.
 
     The first call is repeated as by `allocated`.  It fails where node-shared memory is exhausted or memory of another
-    GPU cannot be mapped; either is raised on all ranks.
+    GPU cannot be mapped; both errors are raised on all ranks.
     required : raise this error, because the caller requested a mover.   Collective over comm.
     """
     try:
@@ -67,7 +67,7 @@ def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool =
     except (NodeMemoryError, MappingError):
         if required:
             raise
-    gc.collect()  # of buffers of the first attempt, to which its exception refers
+    gc.collect()  # frees buffers of the first attempt, to which its exception refers
     return allocated(comm, partial(set_up, False))
 
 

@@ -85,7 +85,7 @@ class MatrixBase:
         self.shared = shared
         self.mpi_addressable = mpi_addressable  # whether MPI accepts addresses of the local arrays, on all ranks
         self._report: Any = None
-        self.last_run: Any = None  # the executor of a small product, for the next one of the same matrices
+        self.last_run: Any = None  # the executor of a small product, for the next product of the same matrices
         self._layout: tuple[Any, Layout] | None = None
 
     # ------------------------------------------------------------------ elements
@@ -105,7 +105,7 @@ class MatrixBase:
         return local
 
     @property
-    def report(self) -> Report:  # whose figures a type checker knows; a load or a redistribution has a RunReport
+    def report(self) -> Report:  # for type checkers; a load or a redistribution has a RunReport
         """The report on how this matrix was computed: by a product, a redistribution, a load; or None."""
         if callable(self._report):
             self._report = self._report()
@@ -225,7 +225,7 @@ class MatrixBase:
 
 
 def on_diagonal(A: MatrixBase, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the local rows and columns of this rank's elements of a diagonal."""
+    """Return the local row and column indices of this rank's elements on a diagonal."""
     rows, cols = A.indices()
     j = cols.searchsorted(rows + offset)  # both ascend
     i = np.flatnonzero((j < len(cols)) & (np.append(cols, 0)[j] == rows + offset))

@@ -246,7 +246,7 @@ def _called(name: str, function: Callable[..., Any], arguments: Sequence[Any], o
 def _on_device(
     ufunc: np.ufunc, parts: Sequence[Any], like: MatrixBase, out: Array | None, dtype: np.dtype, options: dict[str, Any]
 ) -> Array:
-    """Return an elementwise function of arrays of a device, of the type that it has on the host, in row-major order."""
+    """Return the result of an elementwise function on a device, row-major, of the dtype that it has on the host."""
     extended = any(np.ndim(x) and is_extension(x.dtype) for x in (*parts, out))
     try:
         if not extended:

@@ -97,12 +97,12 @@ class Reductions(MatrixBase):
     tree, then n in the broadcast and the all-gather.
     Error of a sum: at most (128 + log2 m) eps sum |a| to first order (Higham 2002, 4.2: blocked, pairwise).
 
-    A matrix on a device is reduced there, in slabs of about 2^24 elements, with temporaries of a few times that size.
+    A matrix on a device is reduced on the device, in slabs of about 2^24 elements, with temporaries of a few slabs.
     At most the partial results of each local row or column are copied to the host.  A result has the type and the
     meaning that it has on the host and is the same on every rank, but a sum may differ from the host's in its last
     digits: runs of 128 elements are added in any order, then the sums of 128 runs, and so on.  The error of a sum along
-    axis 0 is at most (64 ceil(log128 m) + log2 m) eps sum |a| to first order; for the sum of all elements mn stands in
-    place of m.  On CUDA devices subnormal numbers of float32 count as 0, as in all kernels that CuPy compiles.
+    axis 0 is at most (64 ceil(log128 m) + log2 m) eps sum |a| to first order; for the sum of all elements,
+    with mn in place of m.  On CUDA devices subnormal float32 numbers count as 0, as in all kernels that CuPy compiles.
     Raises ArgumentError for an axis that is not None, 0, 1, -1 or -2, and for extrema of no elements.
     """
 
@@ -202,7 +202,8 @@ class Reductions(MatrixBase):
             if one_column := vector.shape == (self.shape[1], 1):
                 vector = vector[:, 0]
             if vector.shape != self.shape[1:]:
-                raise LayoutError(f"the product of {self.distribution} and an array of shape {vector.shape}")
+                wanted = f"{self.shape[1]} numbers for {self.distribution}"
+                raise LayoutError(f"the vector must have {wanted}, got an array of shape {vector.shape}")
             arguments += ["matvec", element_type(vector.dtype), described_elements(vector)]
         product: np.ndarray = self._reduced(weighted_sums(vector), 1, False)
         return product[:, None] if one_column else product
@@ -236,7 +237,7 @@ class Reductions(MatrixBase):
         return whole
 
     def _reduced(self, reduction: Fold | Callable[[], Fold], axis: Any, keepdims: bool) -> Any:
-        """Reduce as the Fold says, or as a function that returns a Fold, whose errors are raised on all ranks."""
+        """Reduce by a Fold, or by the Fold that a function returns; errors of this function are raised on all ranks."""
         grid, layout, start = self.grid, self.distribution, perf_counter()
         with together(grid.comm) as arguments:
             fold = reduction() if callable(reduction) else reduction
@@ -283,7 +284,7 @@ class Reductions(MatrixBase):
 
 # ---------------------------------------------------------------- on one rank
 def _reduce(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
-    """Return the accumulators of a non-empty array along an axis, on the host.   indices : global indices along it."""
+    """Return the accumulators of a non-empty array along an axis, on the host.   indices : global indices."""
     most = at_a_time(x, fold.most)
     if abs(x.strides[0]) < abs(x.strides[1]):
         x, axis = x.T, 1 - axis

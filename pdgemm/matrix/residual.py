@@ -23,7 +23,7 @@ from pdgemm.names import ComputeType, DType
 from pdgemm.support.agreement import together
 
 Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # M X, |M| size, and the largest |element| of each row of M
-_UNLIKELY = 8  # standard deviations
+_UNLIKELY = 8  # standard deviations, which a sum of errors with random signs hardly ever exceeds
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Residual:
     def __str__(self) -> str:
         text = f"residual {self.value:.1e} (tolerance {self.bound:.1e}): {verdict(self)}"
         if not (self.passed or self.wrong) and self.rows:
-            text += f"; zeros in place of C have {self.of_zeros:.1e}, too"
+            text += f"; with zeros in place of C it is {self.of_zeros:.1e}"
         if self.not_finite:
             rows = f"{self.not_finite} of {self.rows + self.not_finite} rows"
             text += f"\nwarning: {rows} of C hold NaN or infinity, which come from A and B; they are not compared"
         if self.misplaced:
-            text += f"\nrows of C that hold NaN or infinity unexpectedly, or lack it: {self.misplaced}"
+            text += f"\nrows of C where NaN or infinity is not expected, or is missing: {self.misplaced}"
         return text
 
 
@@ -87,7 +87,7 @@ def verify(
               random signs: a sum of n errors is larger with a probability below 2 exp(-32) (Hoeffding 1963).
 
     accumulate_dtype : the type in which C was accumulated, where this type is less precise than C's own.
-    compute_type     : the type to which the product rounded A and B, or the name of its products of slices.
+    compute_type     : the type to which the product rounded A and B, or the name of an emulation by slices ("ozaki").
 
     Returns a `Residual`, which is not `passed` where the bound is too large to distinguish C from zeros.
 
@@ -96,8 +96,8 @@ def verify(
     for each rounding of an operand to `compute_type`, and of C to 16 bits.  Complex: times 2 sqrt(2).  The errors of
     "ozaki" are relative to the largest elements of rows and columns: |A||B||X| gets a term for them.  The rounding of
     C is relative to |C||X|.
-    Cost: 4 (mk + kn + mn) vectors / P flops, three pairs of allreduces of `vectors` words per row, and of one word;
-    where beta is not 0, one more and 4 mn vectors / P flops.
+    Cost: 4 (mk + kn + mn) vectors / P flops; for each of A, B and C two allreduces of `vectors` words per row, and one
+    of one word per row; where beta is not 0, the same for C0, and 4 mn vectors / P flops.
     Raises LayoutError on every rank when shapes do not fit.
     """
     sums: Any = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
@@ -132,7 +132,7 @@ def residual(
     bound = 3 * float(np.sqrt(max(k, n) + 2)) * unit + rounded + stored
 
     def times_x(M: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return M X, and the size of the sums of relative errors of the elements of M."""
+        """Return M X, and |M||X| limited to 8 times the 2-norms of rows, as in `verify`."""
         image, size, most = apply(M, X, np.abs(X))
         return image, np.minimum(size, _UNLIKELY * np.sqrt(most)[:, None] * np.sqrt(size))
 

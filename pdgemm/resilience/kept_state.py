@@ -53,7 +53,7 @@ class KeptState:
             self.state |= copies
             arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
             agreed.flag = not all(_is_readable(x.stored, grid) for x in self._matrices.values())
-        self._lost = bool(agreed.flag)  # with any rank: some matrix is not in the memory of a node
+        self._lost = bool(agreed.flag)  # True: matrices of a rank that fails cannot be read
         for x in copies.values():
             x.shared = not self._lost
         if self._matrices and not self._lost:
@@ -65,7 +65,7 @@ class KeptState:
 
     @contextmanager
     def read_only(self) -> Iterator[dict[str, Any]]:
-        """Yield a copy of the state; in the block its matrices are read-only, except on devices.  Local."""
+        """Yield a copy of the state; inside the `with` block its matrices are read-only, except on devices.  Local."""
         arrays = [x.stored for x in self._matrices.values() if devices.writeable(x.stored) and not devices.of(x.stored)]
         try:
             for x in arrays:
@@ -76,7 +76,7 @@ class KeptState:
                 x.flags.writeable = True
 
     def handed_over(self) -> dict[str, Any]:
-        """Return the state with writeable matrices, also views that were created in a block of `read_only`.  Local."""
+        """Return the state; its matrices, and views of them made inside `read_only`, are writeable again.  Local."""
         for x in self._matrices.values():
             with suppress(ValueError, AttributeError):  # read-only memory
                 x.stored.flags.writeable = True
@@ -121,7 +121,7 @@ class KeptState:
 
 
 def _is_readable(x: Array, grid: ProcessGrid) -> bool:
-    """Return whether the other ranks of the node can read an array of this rank, or need not."""
+    """Return whether the other ranks of the node can read an array of this rank, or need not: it is empty."""
     return not x.size or (not devices.of(x) and grid.memory.lies_here(x))
 
 

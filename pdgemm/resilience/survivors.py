@@ -42,7 +42,7 @@ class Recovery(NamedTuple):
 
 
 class resilient:
-    """A block in which the other ranks continue when a rank is killed.  Collective over `comm`.
+    """A `with` block in which the surviving ranks continue when a rank is killed.  Collective over `comm`.
 
     ::
 
@@ -63,9 +63,9 @@ class resilient:
 
     `r.comm` and `r.grid` have the surviving ranks; `r.recoveries` is the list of the `Recovery` records.
 
-    The class needs Open MPI 5 and `mpirun --with-ft ulfm`.  Elsewhere `r.why_not` has the reason, rank 0 prints the
-    reason, and the program runs as without this class: a rank that is killed ends the whole job.  After the block a
-    rank that is killed ends the job, too, with exit code 3.
+    The class needs Open MPI 5 and `mpirun --with-ft ulfm`.  Otherwise `r.why_not` says why the class has no effect,
+    rank 0 prints this reason, and a rank that is killed ends the whole job.  After the block a rank that is killed ends
+    the job, too, with exit code 3.
 
     Cost without a failure: after each step two allreduces and an agreement (MPI_Comm_agree) of all ranks, and an
     allgather of three words per matrix on each node.  Matrices outside of node-shared memory are copied to this memory:
@@ -89,7 +89,7 @@ class resilient:
 
     def __enter__(self) -> Self:
         nested = failures.detector.guards()
-        if not self.why_not and failures.failed_ranks(self.comm):  # all surviving ranks know
+        if not self.why_not and failures.failed_ranks(self.comm):  # known to all surviving ranks
             raise GridError(
                 "ranks of this communicator have failed; r.comm of the previous block has the surviving ranks"
             )
@@ -100,7 +100,7 @@ class resilient:
                 if not (isinstance(self._patience, (int, float)) and self._patience > 0):
                     raise ArgumentError(f"patience must be a positive number of seconds, got {self._patience!r}")
                 if nested:
-                    raise GridError("a block of pdgemm.resilient is inside another one")
+                    raise GridError("blocks of pdgemm.resilient cannot be nested")
                 arguments += ["resilient", f"patience={self._patience}", self.why_not]
             self.comm = self.comm.Dup()
         except MPI.Exception as bad:
@@ -149,10 +149,10 @@ class resilient:
         same block sizes, the first block at position (0, 0).  If any matrix is lost, `make` creates all matrices again.
 
         If no rank has failed, an exception on any rank is raised on all ranks.  After an exception on only one rank,
-        matrices cannot be used any more.  (With a reason in `r.why_not`, exceptions are raised as without this class.)
+        matrices cannot be used any more.  (If the class has no effect, exceptions are raised as without it.)
         """
         if not self._inside:
-            raise GridError("r.run(...) is called in a block, `with pdgemm.resilient() as r:`")
+            raise GridError("r.run(...) must be called inside the block `with pdgemm.resilient() as r:`")
         kept: KeptState | None = None
         while kept is None or not kept.last:
             following = self._attempt(partial(self._next, kept, make, step, done))
@@ -197,7 +197,7 @@ class resilient:
                     bits = 0
 
     def _raise(self) -> None:
-        """Raise on all ranks the first exception, by rank, that no failure caused.  Collective."""
+        """Raise an exception on all ranks: the first, in the order of ranks, not due to a failed rank.  Collective."""
         error = None if failures.is_of_failure(self._error) else self._error
         if error is None or isinstance(error, Exception):
             agree(self.comm, error)
@@ -226,14 +226,14 @@ class resilient:
         return state
 
     def _again(self, kept: KeptState | None, make: Any, done: Any) -> KeptState:
-        """Return the same state on the new grid, or the first state where a matrix is lost.  Collective."""
+        """Return the same state on the new grid, or the first state if a matrix is lost.  Collective."""
         state = None if kept is None else kept.inherited(self.grid)
         return self._next(None, make, None, done) if state is None else state
 
     def _shrink(self) -> list[int]:
         """Replace the communicator by one of the surviving ranks; return the failed ranks of the first communicator.
 
-        Raises on all ranks, where no rank has failed, the exception that ended the last step.
+        If no rank has failed, raises the exception that ended the last step, on all ranks.
         """
         with failures.detector.agreeing(), Wait():
             shrunk = self.comm.Shrink()
@@ -246,7 +246,7 @@ class resilient:
         if gone.size:
             self._in_vain = 0
             return [*MPI.Group.Translate_ranks(gone, [*range(gone.size)], self._first)]
-        with suppress(MPI.Exception):  # a rank fails just now
+        with suppress(MPI.Exception):  # another rank may fail in this call
             self._raise()
         self._in_vain += 1  # no rank has an exception if MPI reported one failure twice
         if self._in_vain > _IN_VAIN:

@@ -23,7 +23,7 @@ from pdgemm.schedules.products.scales import STRIP
 from pdgemm.support.agreement import together
 
 SHARING = ("tensor", "row", "column", "block")  # the elements that share a scale
-_LEAST, _MOST = 2.0**-126, float(np.finfo(np.float32).max)  # scales of float32
+_LEAST, _MOST = 2.0**-126, float(np.finfo(np.float32).max)  # smallest and largest float32 scale
 
 
 def quantize(
@@ -51,10 +51,10 @@ def quantize(
     saturate : elements too large for the type, infinities too, become its largest numbers; this happens only where
              `scales` is a number, and to infinities.  False: they become NaN (float8_e4m3fn) or infinity (float8_e5m2).
 
-    NaN stays NaN; int8 has none.  Rounding is to nearest, ties to even.
+    NaN stays NaN; int8 cannot hold it.  Rounding is to nearest, ties to even.
 
     Error: |q - a| <= u |a| + s d / 2, where u is 2^-4 for float8_e4m3fn and 2^-3 for float8_e5m2, and the least
-    positive number d is 2^-9 and 2^-16; for int8 u = 0 and d = 1; and a rounding of a / s in float32 before.
+    positive number d is 2^-9 and 2^-16; for int8 u = 0 and d = 1; plus the rounding of a / s to float32.
     Cost: nothing is sent for "block"; else all-reduces of the m, n or 1 largest elements.  Memory for one copy of A.
     Raises DTypeError, LayoutError, ArgumentError or DeviceError on every rank.
 
@@ -69,7 +69,7 @@ def quantize(
         _check_types(A, to, of_scales, saturate)
         sides = _sides(A.shape, scales, block)
         if of_scales == POWERS and isinstance(scales, Real) and np.frexp(float(scales))[0] != 0.5:
-            raise ArgumentError(f"scales = {scales} is not a power of two, as {POWERS} are")
+            raise ArgumentError(f"scales = {scales} must be a power of two: {POWERS} has no other numbers")
         if scales == "block":
             rows, cols = A.distribution.rows, A.distribution.cols
             places = Distribution(_aligned(rows, sides[0], "rows"), _aligned(cols, sides[1], "columns"))
@@ -78,7 +78,7 @@ def quantize(
         finite[~np.isfinite(finite)] = 0
         values = new_array(A.stored.shape, to, A.order, A.grid)
     if checked.flag:
-        raise ArgumentError(f"A has NaN, which {to} does not have: numpy.nan_to_num(A)")
+        raise ArgumentError(f"A has NaN, which {to} cannot hold: use numpy.nan_to_num(A)")
     if scales == "block":
         largest = DistMatrix(_of_blocks(finite, *sides), A.grid, places)
     elif isinstance(scales, Real) or not A.size:
@@ -91,7 +91,7 @@ def quantize(
     of_blocks = DistMatrix(numbers.astype(of_scales), largest.grid, largest.distribution)
     Q = scaled_view(DistMatrix(values, A.grid, A.distribution, A.order), of_blocks, sides)
     strip, _ = local_strip(Q)
-    ratio = finite  # in the same memory
+    ratio = finite  # reuses its memory
     CONVERT(ratio, A.local)
     with np.errstate(all="ignore"):
         strip.apply(ratio, np.arange(ratio.shape[1]), np.divide)
@@ -106,7 +106,7 @@ def largest_number(dtype: np.dtype) -> float:
 
 
 def rounded(x: np.ndarray, dtype: np.dtype, saturate: bool) -> np.ndarray:
-    """Return numbers in a type of values; with `saturate`, those too large become its largest.  x is overwritten."""
+    """Return x rounded to a type of values; with `saturate`, larger numbers become its largest.  Overwrites x."""
     if dtype.kind == "i":
         np.rint(x, out=x)
     if saturate:
@@ -117,7 +117,7 @@ def rounded(x: np.ndarray, dtype: np.dtype, saturate: bool) -> np.ndarray:
 
 def _check_types(A: DistMatrix, to: np.dtype, of_scales: np.dtype, saturate: bool) -> None:
     if A.device != devices.HOST:
-        raise DeviceError(f"A is on {A.device}: a matrix is quantized on the host, to_host")
+        raise DeviceError(f"A is on {A.device}, but only matrices on the host are quantized: use to_host")
     if A.dtype not in dtypes.FLOATS or A.dtype.kind == "c":
         raise DTypeError(f"A must be real, got {A.dtype}")
     if to not in VALUES:
@@ -170,7 +170,7 @@ def _of_blocks(x: np.ndarray, mb: int, nb: int) -> np.ndarray:
 def _scales(largest: np.ndarray, top: float, powers: bool, wanted: Any) -> np.ndarray:
     """Return the scale at which the largest element becomes the largest number of the type; 1 where all elements are 0.
 
-    wanted : a number, which replaces all scales, or a word.
+    wanted : the argument `scales` of `quantize`; a number replaces all computed scales.
     """
     if isinstance(wanted, Real):
         return np.full(largest.shape, float(wanted))

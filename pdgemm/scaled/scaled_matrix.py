@@ -41,10 +41,10 @@ class Scaled:
     block  : (mb, nb).  Without it the shape of `scales` decides: (1, 1) is one scale for the tensor, (m, 1) one for
              each row, (1, n) one for each column.  The last blocks may be smaller.
 
-    Views share the elements: `S.T`, and `S[i0:i1, j0:j1]` that begins at a border of blocks, or is within one block.
-    `S @ T` and `pdgemm(alpha, S, T, beta, C)` multiply, also with a DistMatrix as the other operand; without C the
-    result is float32, or wider if the other operand is.  `pdgemm.quantize` makes a Scaled of a DistMatrix, and `decode`
-    a DistMatrix of a Scaled.
+    Views of a Scaled Q share its elements: `Q.T`, and `Q[i0:i1, j0:j1]` that begins at a border of blocks or is within
+    one block.  `Q @ R` and `pdgemm(alpha, Q, R, beta, C)` multiply, also with a DistMatrix as the other operand;
+    without C the result is float32, or wider if the other operand is.  `pdgemm.quantize` makes a Scaled of a
+    DistMatrix, and `decode` a DistMatrix of a Scaled.
 
     Collective over the grid of `values`.  On the host only.
     Raises DTypeError, LayoutError, GridError, DeviceError, or ArgumentError for a scale that is not positive or not
@@ -61,7 +61,7 @@ class Scaled:
                 if x.dtype not in known:
                     raise DTypeError(f"{name} of a Scaled must be {dtypes.names(known)}, not {x.dtype}")
                 if x.device != devices.HOST:
-                    raise DeviceError(f"{name} of a Scaled are on the host, these are on {x.device}: use to_host")
+                    raise DeviceError(f"{name} of a Scaled must be on the host, these are on {x.device}: use to_host")
             scales.layout_in(values.grid)  # raises for a grid over other ranks
             block = _block(values.shape, scales.shape, block)
             known_scales = scales.local.astype(STRIP)
@@ -104,12 +104,13 @@ class Scaled:
     H = T  # the values are real
 
     def __getitem__(self, key: Any) -> Scaled:
-        """Return the submatrix S[i0:i1, j0:j1], a view that begins at a border of blocks or is in one block.  Local.
+        """Return the submatrix Q[i0:i1, j0:j1], a view that begins at a border of blocks or is in one block.  Local.
 
-        Raises LayoutError elsewhere, with the nearest borders, and KeyIndexError for other keys than slices of step 1.
+        Raises LayoutError, with the nearest borders, for other submatrices, and ArgumentError if a key is not a slice
+        of step 1.
         """
         if not is_view(key):
-            raise ArgumentError("of a Scaled, only submatrices S[i0:i1, j0:j1] are taken: decode() has all elements")
+            raise ArgumentError("a Scaled Q is indexed only by slices, Q[i0:i1, j0:j1]: index Q.decode() for elements")
         ends, of_scales = list[slice](), list[slice]()
         for axis, (x, block) in enumerate(zip(picked(key, self.shape), self.block)):
             start, stop = x.indices.start, x.indices.stop  # type: ignore[union-attr]
@@ -140,7 +141,7 @@ class Scaled:
         source: tuple[int, int] = (0, 0),
         order: Order = "C",
     ) -> Scaled:
-        """Return a copy in another layout, that of `DistMatrix.redistribute`; the scales are sent, too.  Collective.
+        """Return a copy in another layout, with the arguments of `DistMatrix.redistribute`.  Collective.
 
         Cost: two exchanges, of the values and of the scales.
         """

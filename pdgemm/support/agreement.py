@@ -76,7 +76,7 @@ def agree(comm: MPI.Comm, error: BaseException | None = None, description: str =
     error       : the exception of this rank, or None.  The exception of the lowest failing rank is raised; its message
                   names all ranks that failed.
     description : the arguments of this rank as text; ArgumentError is raised where the text differs among the ranks.
-                  Addresses, as in "<function f at 0x7f>", are left out.  Its length does not change the cost.
+                  Addresses, as in "<function f at 0x7f>", are left out.  Long texts cost no more.
     flag        : True, or a number; the result is the maximum over all ranks.
     """
     from mpi4py import MPI
@@ -258,5 +258,5 @@ def _arguments(text: str) -> list[str]:
 
 
 def _common_items(parts: list[list[str]]) -> int:
-    """Return how many first items are the same in all lists."""
+    """Return the length of the common beginning of all lists."""
     return next((n for n, items in enumerate(zip(*parts)) if len({*items}) > 1), min(map(len, parts)))

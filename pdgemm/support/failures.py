@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LOOK = 0.02  # seconds between two polls: a failure is detected within this time
 _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 # Shares of the patience after which a rank ends that has not joined the recovery.  The second share is for the first
-# surviving rank: where all ranks hang, this rank is the last one, and ends with the exit code.
+# surviving rank: where all ranks hang, this rank ends last, with exit code 3.
 _SHARES = (2 / 3, 5 / 6)
 
 
@@ -52,7 +52,7 @@ def why_not() -> str:
 
 
 def tracked(comm: AnyComm) -> AnyComm:
-    """Return a new communicator whose blocking calls count as waits, and which is revoked after a failure.  Local."""
+    """Register and return a new communicator: blocking calls count as waits; a failure revokes it.  Local."""
     comm = watched_calls(comm)
     detector.add(comm)
     return comm
@@ -65,7 +65,7 @@ def free_communicator(comm: MPI.Comm) -> None:
 
 
 def failed_ranks(comm: MPI.Comm) -> list[int]:
-    """Return the ranks of a communicator whose failure this rank knows.  Local."""
+    """Return the ranks of a communicator that have failed, as far as this rank knows.  Local."""
     from mpi4py import MPI
 
     gone = comm.Get_failed()
@@ -115,7 +115,7 @@ class FailureDetector:
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """Run a block in which this rank waits to agree with others: they may hang, but not this rank.  Local."""
+        """Run a block in which this rank waits to agree with others, and does not count as a hanging rank.  Local."""
         self._agreeing = True
         try:
             yield
@@ -140,7 +140,7 @@ class FailureDetector:
             sleep(50 * _LOOK)  # until the thread ends the process
 
     def add(self, comm: MPI.Comm) -> None:
-        """Revoke a new communicator after a failure, too.  Local."""
+        """Register a new communicator, which is revoked when a failure is detected, or now if one was.  Local."""
         with self._using:
             if self._comms and comm:
                 self._comms.append(comm)
@@ -193,7 +193,7 @@ class FailureDetector:
         limit = self._patience * (1 if self._agreeing else _SHARES[first])
         if monotonic() - self._detected < limit:
             return
-        late = f", and has not recovered from it within {limit:g} s" if limit else ""
+        late = f", and this rank has not recovered within {limit:g} s" if limit else ""
         write_line(f"pdgemm: rank {MPI.COMM_WORLD.rank} ends, because another rank has failed{late}")
         if limit and not self._agreeing and len(gone) < comm.size - 1:  # the others may continue without this rank
             os.kill(os.getpid(), signal.SIGKILL)
@@ -218,9 +218,9 @@ def _finalize_without_fence() -> None:
     """Prevent MPI_Finalize from waiting for failed ranks.  Local.
 
     Under fault tolerance Open MPI's MPI_Finalize has a barrier of the surviving ranks, and then a barrier of all ranks
-    in PMIx, which once in a few times never ends (ompi issue #11404).  The variable belongs to Open MPI's parameter
-    `async_mpi_finalize`, which leaves out the second barrier.  Open MPI reads the parameter when MPI starts, and again
-    whenever MPI's tools interface is initialised.
+    in PMIx, which once in a few times never ends (ompi issue #11404).  This function sets the variable of Open MPI's
+    parameter `async_mpi_finalize`, which leaves out the second barrier.  Open MPI reads the parameter when MPI
+    starts, and again whenever MPI's tools interface is initialised.
     """
     from mpi4py import MPI
 

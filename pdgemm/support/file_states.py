@@ -56,7 +56,7 @@ class State(NamedTuple):
 
 
 def state(path: Path) -> State | None:
-    """Return the state of the file under this name; None without a file.  (NFS asks the server only at an open.)"""
+    """Return the state of the file under this name; None if there is none.  (NFS asks the server only at an open.)"""
     try:
         with open(path, "rb", opener=ordinary) as file:
             return state_of(file.fileno())
@@ -70,7 +70,7 @@ def state_of(descriptor: int) -> State:
 
 
 def settled(path: Path) -> State | None:
-    """Return the state of a file like `state`, but wait until every later write gives the file another state.
+    """Return the state of a file like `state`, after a wait such that each later write will change this state.
 
     The clock of a file system stands still for at most 10 ms, or 2 s where its times are whole seconds; two writes
     within such a time have the same time stamp.

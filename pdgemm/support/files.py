@@ -28,7 +28,7 @@ from pdgemm.support.text import printable, short_name, typed
 UNFINISHED = set[Path]()  # files to remove if this process is ended now
 _TIDIED = set[Path]()  # files whose leftovers, of jobs that were killed before this job began, have been removed
 MARK = b"written by pdgemm"  # at the beginning of reports, pictures and the like, which may therefore be replaced
-_START = 1 << 12  # bytes of a file that are searched for this
+_START = 1 << 12  # bytes of a file that are searched for MARK
 LOST = "the file does not hold the bytes that were written (disk full, quota, bad disk)"
 WAIT = "PDGEMM_LOCK_WAIT"  # environment variable: seconds that a job waits for another job that saves to the same file
 _WAIT = 600.0  # seconds where the variable is not set
@@ -38,7 +38,7 @@ _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 
 
 def is_npy(name: object) -> bool:
-    """Is this the path of a .npy file, and not FILE:/DATASET?"""
+    """Return whether this is the path of a .npy file, and not FILE:/DATASET."""
     return isinstance(name, str | Path) and str(name).endswith(".npy") and ":/" not in str(name)
 
 
@@ -221,7 +221,7 @@ class Output:
         return self._partial
 
     def _remove_left(self) -> None:
-        """Remove the temporary files of killed jobs for this file; we hold its lock.  Once: folders may be large."""
+        """Remove temporary files of killed jobs, once per process: folders may be large.  The caller has the lock."""
         if self._target in _TIDIED:
             return
         _TIDIED.add(self._target)
@@ -276,7 +276,7 @@ def check_named(path: Path, expected: State | None) -> None:
     """Raise OSError unless a name leads to this file, or to a copy with its size and time."""
     there = state(path)
     if there is None or expected is None or expected.identity.isdisjoint(there.identity):
-        raise OSError(errno.EIO, "the storage reported that the new file has this name, but it does not lead there")
+        raise OSError(errno.EIO, "the storage reported a new file under this name, but the name leads to another file")
 
 
 OF_MPI = r"(\.(data|metadata)\.\d+)?"  # endings of files that MPI libraries create beside a file, and leave when killed

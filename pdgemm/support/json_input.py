@@ -72,7 +72,7 @@ def variable(name: str, kind: Any, what: str = "", environment: Mapping[str, str
 
 
 def _special(kind: type, value: Any) -> Any:
-    """Return values of the types that msgspec does not know."""
+    """Return a value of np.dtype, a type that msgspec does not know."""
     if kind is np.dtype:
         if not isinstance(value, str) or value not in _DTYPES:
             raise ValueError(f"not an element type: {_short(repr(value))}")

@@ -81,7 +81,7 @@ def survives_ranks(environment: Mapping[str, str] = os.environ) -> bool:
 def without_networks(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Run a block that initialises MPI: on one node, Open MPI does not load a component that costs a second.
 
-    The transport "ofi", by which nothing here is sent, sleeps for a second when it finds no network (`sleep(1)` in
+    The transport "ofi", which sends nothing within a node, sleeps for a second when it finds no network (`sleep(1)` in
     opal/mca/btl/ofi/btl_ofi_component.c), on each rank of each job.  If the user selects transports, those are used.
     """
     local_size = variable(LAUNCHERS["Open MPI"].local_size, Count, environment=environment) or 1
@@ -105,7 +105,7 @@ def outside_job(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def outside_allocation(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment for a process without a launcher: the process is in no job and in no allocation."""
+    """Return the environment without variables of launchers and allocations, for a process that belongs to neither."""
     return {x: y for x, y in environment.items() if not x.startswith(_ANY)}
 
 

@@ -1,4 +1,4 @@
-"""The memory that is left, on this machine and in control groups (jobs of Slurm), and freed memory of this process."""
+"""Free memory of this machine and of control groups (jobs of Slurm); memory that this process frees and retains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3), where a threshold of
 
 
 def memory_left() -> dict[str, int]:
-    """Return the free bytes by the name of the limit, the machine or a control group; {} where the system reports none.
+    """Return the free bytes under each limit, by name: the machine, control groups; {} where the system reports none.
 
     Memory that the system can free counts as free: the page cache, its own caches, and swap.  So no more memory can
     be allocated than this.

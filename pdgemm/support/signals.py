@@ -2,8 +2,8 @@
 
 A rank may be inside MPI or BLAS, where Python's handlers do not run: so a thread waits for the signal.  SIGUSR1 is one
 of the signals because `mpirun` forwards it and ends with the ranks' exit code.  At SIGTERM or SIGINT Open MPI's mpirun
-ends with 1, and sends its ranks SIGCONT, SIGTERM and SIGKILL within half a second; that of Open MPI 5 then prints
-nothing more.
+ends with 1, and sends its ranks SIGCONT, SIGTERM and SIGKILL within half a second; the mpirun of Open MPI 5
+then prints nothing more.
 
 A program that can save its work sets how long saving may take (`patience`), polls `signal_received` from time to
 time, and calls `leave` when its work is saved.  A second signal ends the program at once.
@@ -29,7 +29,7 @@ _LATER = 1.0  # seconds in which rank 0 may print its line before the end of ano
 
 
 class _Ending:
-    """The state of the end of this process: its work, its patience, and the signal that it has received."""
+    """How a signal ends this process: the current work, the seconds that saving may take, and the signal."""
 
     def __init__(self) -> None:
         self._what, self._lost = "starting", "nothing was written"
@@ -43,7 +43,7 @@ class _Ending:
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Run a block in which a signal does not end the program at once: it has `seconds` to save and `leave`."""
+        """Run a block in which a signal does not end the program at once: `seconds` are left to save and `leave`."""
         self._patience = seconds
         try:
             yield
@@ -55,7 +55,7 @@ class _Ending:
         return self._received
 
     def leave(self, number: int) -> NoReturn:
-        """End the process with the line and the exit code of the signal."""
+        """Print the line about the signal `number`, and end the process with the exit code of this signal."""
         self._patience = 0.0
         os.write(self._tells, bytes([number]))
         while True:  # until the thread ends the process

@@ -37,7 +37,7 @@ _BLOCKING = (
 
 
 class CheckCounter:
-    """The checks of a communicator (`agreement.together`, `agree`) that this rank has reached, and news of other ranks.
+    """The checks of a communicator (`agreement.together`, `agree`) that this rank has reached, and reports of others.
 
     question_comm : a duplicate for the watchdog's questions, which are not waits; None: the ranks cannot be asked.
     processes : for each rank, the namespace and the number of its process; the namespace is "" where it is unknown.
@@ -48,7 +48,7 @@ class CheckCounter:
     def __init__(self) -> None:
         self.question_comm: MPI.Intracomm | None = None
         self.processes = list[tuple[str, int]]()
-        self.reached = self.agreed = self.raised = 0  # checks; those that were agreements; those that raised
+        self.reached = self.agreed = self.raised = 0  # checks, agreements among them, and checks that raised
         self.skipped = 0  # the number of the last check that this rank skipped, with check=False
         self.questioned = -inf  # time.monotonic() of the last question of a lower rank about the check reached last
         self.left = set[int]()  # ranks that have told this rank that they leave the program
@@ -77,7 +77,7 @@ class Wait:
 
     @property
     def counter(self) -> CheckCounter | None:
-        """The counter of all ranks for which this rank may wait; None where they cannot be asked."""
+        """The counter of the communicator on which this rank waits; None where its ranks cannot be asked."""
         counter = None if self.comm is None else this_rank.counters.get(self.comm.handle)
         if not self.check and (counter is None or counter.question_comm is None):
             counter = this_rank.last_check
@@ -103,7 +103,7 @@ class RankWaits:
         self.last_check: CheckCounter | None = None
 
     def count_check(self, comm: MPI.Comm, check: bool) -> None:
-        """Count a check that this rank has reached, or skips."""
+        """Count a check that this rank has reached, or, with check=False, skips."""
         counter = self.last_check = self.counters[comm.handle]
         counter.reached += 1
         if check:
@@ -116,7 +116,7 @@ this_rank = RankWaits()
 
 
 def watched_calls(comm: AnyComm) -> AnyComm:
-    """Return the communicator as an object whose blocking calls are waits.  Local."""
+    """Return the communicator as an object whose blocking calls are recorded as waits.  Local."""
     kind: Any = type(comm)
     return comm if hasattr(kind, _MARK) else _watched(kind)(comm)
 

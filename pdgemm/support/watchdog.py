@@ -66,7 +66,10 @@ class _State:
 
 
 def seconds() -> tuple[float, bool]:
-    """Return the seconds of a wait without a report, and whether the job then ends anyway.  Raises ArgumentError."""
+    """Return after how many seconds a wait is reported, and whether the job is then always ended.
+
+    Raises ArgumentError if PDGEMM_WATCHDOG is invalid.
+    """
     limit = variable("PDGEMM_WATCHDOG", Seconds, "a number of seconds, 0: never")
     return (PATIENCE, False) if limit is None else (limit, True)
 
@@ -74,7 +77,7 @@ def seconds() -> tuple[float, bool]:
 def watched(comm: MPI.Comm) -> MPI.Intracomm:
     """Return the caller's communicator, and start the watchdog, which then reports long waits on it.  Local.
 
-    Raises GridError where `comm` is not an intracommunicator, only on this rank: without it the ranks cannot agree.
+    Raises GridError, only on this rank, where `comm` is not an intracommunicator: without one the ranks cannot agree.
     """
     from mpi4py import MPI
 
@@ -93,7 +96,7 @@ def answer_questions(comm: MPI.Intracomm) -> None:
     """
     from mpi4py import MPI
 
-    counter = this_rank.counters[comm.handle] = CheckCounter()  # replaces that of a freed communicator
+    counter = this_rank.counters[comm.handle] = CheckCounter()  # replaces the one of a freed communicator
     if comm.size > 1:
         answers = of_process.started and MPI.Query_thread() == MPI.THREAD_MULTIPLE
         answering, *processes = zip(*comm.allgather((answers, namespace(), os.getpid())))
@@ -136,7 +139,7 @@ class Watchdog:
     def start(self, patience: float, bounded: bool) -> None:
         """Start the thread, unless it has been started.  Local.
 
-        patience : seconds of a wait without a report; 0: never.   bounded : whether the job then ends in any case.
+        patience, bounded : the results of `seconds`; patience 0: the thread is not started.
         """
         if self._thread is None and patience:
             self._patience, self._bounded, self._stillness = patience, bounded, Stillness()
@@ -160,14 +163,14 @@ class Watchdog:
                 self._requests.append(comm.isend(None, (comm.rank + 1) % comm.size, _GOODBYE))
 
     def unregister(self, comm: MPI.Intracomm) -> MPI.Intracomm | None:
-        """Ask no more ranks of `comm`, which is about to be freed; return the duplicate for the caller to free, too."""
+        """Stop asking ranks of `comm`, which is about to be freed; return its duplicate, to be freed, too."""
         with self._using_mpi:
             counter = this_rank.counters.pop(comm.handle, CheckCounter())
             duplicate, counter.question_comm = counter.question_comm, None
             return duplicate
 
     def _watch(self) -> None:
-        """Answer the other ranks, and report when this rank has waited for long; after that half as often each time."""
+        """Answer the other ranks, and report when this rank has waited for long; each report doubles the interval."""
         from mpi4py import MPI
 
         interval = min(1.0, max(0.01, self._patience / 10))
@@ -192,7 +195,7 @@ class Watchdog:
     def _report(self, wait: Wait, counter: CheckCounter | None, comm: MPI.Comm) -> bool:
         """Print which ranks are missing, and end the job if it must end.  Returns False while a rank is at work.
 
-        Does neither if a lower rank in the same check has asked this rank.
+        Prints nothing, and does not end the job, if a lower rank in the same check has asked this rank.
         """
         still = self._stillness.seconds
         if counter is not None:

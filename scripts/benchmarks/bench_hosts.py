@@ -15,7 +15,7 @@ algorithm is
 For programs that do not report these bytes, the bytes of SUMMA are used.  The time model is calibrated at that rate,
 as on a cluster: `auto` chooses by it, and its predictions are printed.
 
-Product, exchange and all contenders take turns; each contender is a separate job that sleeps meanwhile.  The first
+Product, exchange and all contenders take turns; each is a separate job that sleeps while others run.  The first
 contender, "both", runs the product and the exchange by plain messages concurrently and independently: as the
 processors that multiply also do the work of TCP, an algorithm can hardly be faster.  If there are more ranks than
 processors, the ranks share them, also in the product of the limit.

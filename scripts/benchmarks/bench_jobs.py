@@ -68,7 +68,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "cp 2": (2, 1, {"cp": 2}),
     "pp 2": (2, 1, {"pp": 2, "microbatches": 8}),
     "pp 2, 2 microbatches": (2, 1, {"pp": 2, "microbatches": 2}),
-}  # ranks, threads, and the options in which it differs from one process
+}  # {layout: (ranks, threads, options of `TrainingLayout`)}
 
 
 # ------------------------------------------------------------------ from file to file
@@ -192,16 +192,16 @@ def of_plans(plans: dict[str, float], seconds: dict[str, float]) -> Iterator[str
     from scipy.stats import spearmanr
 
     for name, planned in plans.items():
-        yield f"{name}: planned {1e3 * planned:.1f} ms, {planned / seconds[name]:.2f} of it"
+        yield f"{name}: planned {1e3 * planned:.1f} ms, {planned / seconds[name]:.2f} of the measured time"
     order = spearmanr([*plans.values()], [seconds[name] for name in plans]).statistic
     yield f"rank correlation of the {len(plans)} plans and their times: {order:.2f}"
     bubble = seconds["one thread"] / 2 * (1 + 1 / 8)
-    yield f"pp 2 over half of one thread's time and the bubble of 1/8: {seconds['pp 2'] / bubble:.2f}"
+    yield f"pp 2 over the ideal, half of one thread's time plus a bubble of 1/8: {seconds['pp 2'] / bubble:.2f}"
 
 
 # ------------------------------------------------------------------ jobs that serve steps
 def job_of(words: list[str], ranks: int, threads: int) -> Job:
-    """Return a job of this program that serves steps."""
+    """Return a job that runs a command of this program, and takes steps on request."""
     pinned = [] if ranks > 1 else ["--bind-to", "none"]
     launcher = ["env", f"OMP_NUM_THREADS={threads}", f"OPENBLAS_NUM_THREADS={threads}", "mpiexec", "-n", str(ranks)]
     return Job(shlex.join([*launcher, *pinned, sys.executable, sys.argv[0], *words]), "")
@@ -229,7 +229,7 @@ def serve(step: Work, comm: Any) -> Iterator[Case]:
 
 
 def serve_threads(comm: Any, layers: int = 4, width: int = 1024, samples: int = 1024, axis: str = "dp") -> Any:
-    """Serve the steps of one contender of `threads`."""
+    """Take steps on request, as one contender of `threads`."""
     from bench_training import Block, Perceptron, mesh_of
 
     mesh = mesh_of(**{axis: -1})
@@ -238,7 +238,7 @@ def serve_threads(comm: Any, layers: int = 4, width: int = 1024, samples: int = 
 
 
 def serve_gpt(comm: Any, words: str = "") -> Iterator[Case]:
-    """Serve the steps of one contender of `gpt`."""
+    """Take steps on request, as one contender of `gpt`."""
     from bench_training import gpt_step
 
     return serve(*gpt_step(words.split()))

@@ -129,8 +129,8 @@ def states(comm: Any, cases: str = "100x32,4x1448", folder: str = "") -> Iterato
                     hdf5.load(path, name, grid, verify=True)
 
             title = f"{number} of {order} x {order}"
-            yield Case(f"save {title}", {"all at once": partial(hdf5.save_all, path, matrices), "alone": save_each})
-            yield Case(f"load {title}", {"all at once": partial(hdf5.load_all, path, grid), "alone": load_each})
+            yield Case(f"save {title}", {"all at once": partial(hdf5.save_all, path, matrices), "in a loop": save_each})
+            yield Case(f"load {title}", {"all at once": partial(hdf5.load_all, path, grid), "in a loop": load_each})
         comm.Barrier()  # the folder is removed after all ranks have closed their files
 
 

@@ -31,7 +31,7 @@ from pdgemm.planning.question import Question
 from pdgemm.planning.search.grid_search import priced
 
 SIDE, BLOCK = 2048, 64  # the order and the block size of the factorisation whose steps are planned
-NODE = 32  # ranks of a node, and the sides of a grid of ranks for which one process plans
+NODE = 32  # ranks of a node; one process plans for a grid of NODE x NODE ranks
 DEEP = 64  # from this ratio k / m on, A in columns and B in rows are tried, too: layouts for "inner"
 SAME = 1.25  # times with a smaller ratio count as equal
 RANKED = "512,1536,3072,256x256x65536,512x512x16384,512x512x65536,32768x256x256,256x32768x256,3072x3072x128,"
@@ -137,7 +137,7 @@ def possible_plans(matrices: tuple[Any, Any, Any], machine: Machine) -> dict[str
 
 
 def compared(plans: dict[str, Any], alike: list[bool], seconds: dict[str, float]) -> list[str]:
-    """Return lines that say whether measured and predicted seconds have the same order, and append it to `alike`."""
+    """Return lines on whether measured and predicted seconds have the same order; append True or False to `alike`."""
     pairs = itertools.permutations(plans, 2)
     wrong = [(a, b) for a, b in pairs if seconds[a] * SAME < seconds[b] and plans[a].seconds > plans[b].seconds]
     first = min(plans, key=lambda name: plans[name].seconds)

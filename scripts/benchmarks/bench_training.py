@@ -281,7 +281,7 @@ class Sleeping:
 def pipelines(
     comm: Any, microbatches: int = 8, chunks: int = 2, forward: float = 0.02, words: int = 1000, draw: bool = False
 ) -> Iterator[Case]:
-    """Pipelines of stages that sleep, by each schedule: the measured bubble compared with that of the walk.
+    """Pipelines of stages that sleep, by each schedule: the measured bubble compared with the planned one.
 
     A forward pass takes `forward` seconds and a backward pass twice as long, half of it for the gradients of weights;
     with chunks, each takes its share.  Sleeping stages need no processor, so there may be more stages than cores.  The
@@ -298,8 +298,8 @@ def pipelines(
 
         def facts(_: Any, walk: Any = walk, runs: list[Any] = runs) -> Iterator[str]:
             run = sorted(runs[1:], key=lambda run: run.seconds)[len(runs[1:]) // 2]
-            yield f"bubble {float(run.bubble):.2%} measured, {float(walk.bubble):.2%} of the walk"
-            yield f"{1e3 * run.seconds:.1f} ms measured, {1e3 * walk.seconds:.1f} ms of the walk"
+            yield f"bubble {float(run.bubble):.2%} measured, {float(walk.bubble):.2%} planned"
+            yield f"{1e3 * run.seconds:.1f} ms measured, {1e3 * walk.seconds:.1f} ms planned"
             yield from str(run).splitlines() if draw else ()
 
         yield Case(name, {name: pipeline_run(mesh, schedule, Sleeping(seconds, words), runs)}, facts=facts)

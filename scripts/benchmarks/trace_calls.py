@@ -4,8 +4,8 @@
     . scripts/env.sh; python scripts/benchmarks/trace_calls.py
     mpiexec -n 2 python scripts/benchmarks/trace_calls.py
 
-The product is 64 x 48 x 32 and the matrix has order 64, in float64; a product of other shapes before loads modules and
-grids.  A move is a change of module by a call or a return; generator expressions are left out.
+The product is 64 x 48 x 32 and the matrix has order 64, in float64.  An earlier product of other shapes loads modules
+and grids.  A move is a change of module by a call or a return; generator expressions are left out.
 """
 
 from __future__ import annotations

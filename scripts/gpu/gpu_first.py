@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The first hour on a machine with a GPU, in steps of at most eight minutes, the most telling first.
+"""The first hour on a machine with a GPU, in steps of at most eight minutes, the most informative first.
 
     scripts/gpu/gpu_first.sh --out first-hour                       all steps that have not passed yet
     scripts/gpu/gpu_first.sh --out first-hour --steps ratio-1,copies-1 --again
@@ -63,7 +63,7 @@ def measure(name: str, what: str, ranks: int = 1, minutes: int = 8, suffix: bool
 
 
 def tests(ranks: int) -> Step:
-    """The tests for real GPUs."""
+    """Return the step that runs the tests for real GPUs."""
     argv = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--with-mpi", "-m", "gpu", "-rs")
     what = f"kernels, cuBLAS, every mover and algorithm on {ranks} rank{'s' * (ranks > 1)}"
     return Step(f"tests-{ranks}", what, ranks, (*argv, str(ROOT / "tests" / "device" / "test_gpu.py")))

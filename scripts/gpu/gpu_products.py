@@ -109,11 +109,11 @@ def _small(i: Any, j: Any) -> Any:
 def products(
     grid: Any, device: DeviceName, movers: Sequence[MoverName], n: int, what: str, repeats: int, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Time three works in turns, and yield their ratios for each mover: rank 0's baseline, the shares, the product.
+    """Time rank 0's baseline, the shares and the product in turns, and yield the ratios of times for each mover.
 
-    The baseline is the fastest of `baselines`.  In the shares each rank multiplies a local matrix of its share's size,
-    all ranks at the same time: the time slices of a shared GPU allow no faster product.  All operands are random
-    numbers, because GPUs are faster on constant ones.
+    The baseline is the fastest of `baselines`.  For the shares, all ranks multiply local matrices of their shares'
+    sizes at the same time: the time slices of a shared GPU allow no faster product.  All operands are random numbers,
+    because GPUs are faster on constant ones.
     what : the type of the operands; "tf32" is float32 that may be rounded to 11 bits.
     options : options of `plan`; the default algorithm is "auto" for the mover "auto", and otherwise "summa", which
         sends all panels by the mover.
@@ -152,9 +152,9 @@ def products(
 
 
 def in_turns(comm: Any, works: Sequence[Callable[[], object] | None], repeats: int) -> list[list[float]]:
-    """Return the seconds of each work in each of `repeats` rounds, after a first round that is not counted.
+    """Return the seconds of each function in each of `repeats` rounds, after a first round that is not counted.
 
-    Each round begins with another work, because the clock rate of a GPU that was idle or is hot differs.
+    Each round begins with another function, because the clock rate of a GPU that was idle or is hot differs.
     """
     rounds = []
     for first in range(repeats + 1):
@@ -208,7 +208,7 @@ def by_torch(n: int, dtype: str, tf32: bool) -> Callable[[], None]:
 
 
 def fastest(works: Iterable[tuple[str, Callable[[], None]]]) -> tuple[str, Callable[[], None]]:
-    """Return the name and the work with the least time in three runs after a first one; failed works are left out."""
+    """Return the fastest function in three runs after a first one, and its name; functions that raise are left out."""
 
     def seconds(work: Callable[[], None]) -> float:
         times = []

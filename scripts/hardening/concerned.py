@@ -6,7 +6,7 @@ Changed files are those that differ from the commit where this branch left BASE 
 For a module, at most FEW test files are chosen: files that import the module or one of its importers, and use its
 names.  Files that import the module itself rank first, then files that use its names most.  If fewer than ON_RANKS of
 them run on ranks, test files on ranks that use the names of its importers most are added.  For any other file, the
-test files that name it are chosen.  Most of the package uses most modules below it, so other tests could fail, too.
+test files that name it are chosen.  Other tests could fail, too: most modules are used by most of the package.
 Exit codes: 0, or 2 if BASE is not a commit.
 """
 
@@ -80,7 +80,7 @@ def _module(name: str) -> str:
 
 
 def modules_imported(tree: ast.Module) -> frozenset[str]:
-    """Return the modules of the package that a file imports, or names in a string, as commands are registered."""
+    """Return the modules of the package that a file imports, or names in strings as the registry of commands does."""
     names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pdgemm":

@@ -40,7 +40,7 @@ from attacks.trial import KINDS, Finding, Told, Trial, end_all  # noqa: E402
 INSIDE = "_PDGEMM_HOSTILE"  # this environment variable is set inside the namespaces
 OUTCOMES = ("right", "refused", "ended")
 
-# For each detector a fault that it must find, which --plant adds to the product.
+# {detector: code that --plant adds to each product, a fault that the detector must find}
 PLANTS = {
     "hang": "while True: pass",
     "wrong": "made = product(*args, **options); made.local[...] += 1",
@@ -86,7 +86,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
-    parser.add_argument("--only", "--kind", default="", help="attacks whose names begin so: kills,damage.json")
+    parser.add_argument("--only", "--kind", default="", help="attacks by the beginnings of names: kills,damage.json")
     parser.add_argument("--ranks", type=int, default=4, help="the most ranks of a job")
     parser.add_argument("--bound", type=float, default=60, help="seconds after which a command counts as hanging")
     parser.add_argument("--trial", help="ATTACK:SEED or ATTACK:SEED:CASE: run only this trial or case")

@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["long"] = np.ones((83, 3), "i8")
         file["c"] = np.ones((61, 29))
         file["square"] = np.eye(4)
-        file.create_dataset("tall", (3_000_000, 1), "f8")  # no test may write elements
+        file.create_dataset("tall", (3_000_000, 1), "f8")  # takes no disk space as long as no elements are written
     (made / "text.h5").write_text("no matrix\n")
     with h5py.File(made / "links.h5", "w") as file:
         file["b"] = h5py.ExternalLink("b.h5", "/")

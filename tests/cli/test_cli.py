@@ -26,7 +26,7 @@ from pdgemm.tools.cli.options import BLOCK, BYTES, GRID, MNK, NUMBER, SHAPE
 
 pytestmark = jobs.needs_mpiexec
 
-BAD = {  # for a.h5:/x and b.h5:/y, if the words begin with an option
+BAD = {  # arguments, or a whole command, and the error; before options, "a.h5:/x b.h5:/y" is inserted
     "a.h5:/x a.h5:/x": "inner dimensions do not agree: op(A) is 61 x 83 on a 1 x 3 grid, op(B) is 61 x 83",
     "a.h5:/nope b.h5:/y": "a.h5 has no dataset /nope; it has",
     "none.h5:/x b.h5:/y": "none.h5: no such file",
@@ -56,10 +56,10 @@ BAD = {  # for a.h5:/x and b.h5:/y, if the words begin with an option
     "a.h5:/x links.h5:/y -o links.h5:/soft": "/soft exists, and is B: it is replaced only with --force",
     "--c a.h5:/c --beta 1 -o a.h5:/x": "a.h5:/x exists, and is A",
     "svd a.h5:/x -o a.h5:/x": "x/Vh cannot be saved there, because x is not a group",
-    "svd a.h5:/x -o c.h5:/svd --trace c.h5": "--trace c.h5 is a file that is read or written here",
+    "svd a.h5:/x -o c.h5:/svd --trace c.h5": "--trace c.h5 is also the file of a dataset",
     "a.h5:/x a.h5:/long": "a.h5:/long holds int64; a matrix can be of ",
-    "--trace ./b.h5": "--trace ./b.h5 is a file that is read or written here",
-    "--trace c.h5": "--trace c.h5 is a file that is read or written here",
+    "--trace ./b.h5": "--trace ./b.h5 is also the file of a dataset",
+    "--trace c.h5": "--trace c.h5 is also the file of a dataset",
     "a.h5:/tall a.h5:/tall": "inner dimensions do not agree: op(A) is 3000000 x 1",
     "a.h5:/tall a.h5:/tall --transb T": "A, B, C and the buffers of the product need ",
     "generate c.h5:/x --shape 3000000x3000000": "are free in",
@@ -85,7 +85,7 @@ BAD = {  # for a.h5:/x and b.h5:/y, if the words begin with an option
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> dict[str, jobs.Finished]:
-    """Return the errors of bad command lines, which change no file."""
+    """Run the bad command lines, check that they change no file, and return the finished process of each."""
     before = {x: x.read_bytes() for x in folder.iterdir()}
     lines = [f"a.h5:/x b.h5:/y {line}" if line.startswith("-") else line for line in BAD]
     commands = [f"multiply -o c.h5:/z {line}" if ".h5" in line.split()[0] else line for line in lines]
@@ -98,14 +98,14 @@ def said(folder: Path) -> dict[str, jobs.Finished]:
 def test_bad_input_is_one_line_and_nothing_is_read(said: dict[str, jobs.Finished], line: str) -> None:
     error = one_line(said[line])
     assert BAD[line] in error and "None" not in error
-    assert said[line].stdout == ""  # no matrix was read
+    assert said[line].stdout == ""  # nothing was read: a read matrix is printed
 
 
 def test_debug_shows_where_an_error_came_from(folder: Path) -> None:
     run = pdgemm(1, "multiply", "a.h5:/x", "a.h5:/x", "-o", "c.h5:/z", "--debug", cwd=folder)
     assert run.returncode == 2
     assert run.stderr.count("pdgemm: error: ") == 1
-    assert "in check_operands_in_files" in run.stderr  # the place
+    assert "in check_operands_in_files" in run.stderr  # the traceback is printed
     assert "LayoutError" in run.stderr
 
 
@@ -130,7 +130,7 @@ def test_an_impossible_environment_is_one_line(
 
 
 def test_commands_that_an_environment_allows(tmp_path: Path) -> None:
-    """Commands without MPI where it is missing; commands under mpirun, whose daemons srun counts."""
+    """`plan` runs without an MPI library; `info` runs under mpirun if Slurm counts mpirun's daemons, not ranks."""
     run = pdgemm(2, "plan", "--shape", "9,9,9", "--ranks", "2", cwd=tmp_path, **NO_MPI)
     assert (run.returncode, run.stdout.count("machine: default")) == (0, 1)
     run = pdgemm(1, "info", cwd=tmp_path, **OF_SLURM)
@@ -164,7 +164,7 @@ def test_ranks_share_the_cores_unless_told_otherwise(folder: Path) -> None:
 
 
 def test_all_ranks_have_the_exit_code_of_rank_0(folder: Path) -> None:
-    """Also for a command that rank 0 runs without MPI, here with too little memory."""
+    """`plan`, which rank 0 runs without MPI, fails for lack of memory; all ranks exit with its code."""
     plan = f"{sys.executable} -m pdgemm plan --shape 9999,9999,9999 --ranks 4 --memory 1kB; echo code $?"
     run = jobs.run([str(jobs.MPIEXEC), "-n", "3", "sh", "-c", plan], cwd=folder)
     assert run.stdout.count("code 1") == 3
@@ -202,7 +202,7 @@ def loaded(folder: Path, *commands: str, **environment: str) -> list[str]:
 
 
 def test_commands_without_mpi_do_not_load_it(tmp_path: Path) -> None:
-    """Nor other modules that load slowly.  A launcher that started one rank changes nothing."""
+    """They load neither MPI nor other slow modules, also if a launcher started this one rank."""
     timeline(tmp_path / "t.json", GOOD)
     study(tmp_path / "s.jsonl", *strong())
     codes = {f"{name} --help": "0" for name in COMMANDS} | {
@@ -250,7 +250,7 @@ def test_sizes_and_numbers() -> None:
 def test_calibrate_writes_a_machine_file_for_plans_and_products(folder: Path) -> None:
     for _ in range(3):
         run = pdgemm(2, "calibrate", "-o", "machine.json", cwd=folder)
-        if "measure again when the machine is idle" not in run.stderr:  # as when other tests use its cores
+        if "measure again when the machine is idle" not in run.stderr:  # other tests may be using the cores
             break
         assert run.returncode == 1 and not (folder / "machine.json").exists()
     assert run.returncode == 0, run.stderr
@@ -277,8 +277,8 @@ def test_plan_compares_the_algorithms_of_a_collective(folder: Path) -> None:
     facts = json.loads(pdgemm(1, *words, "--words", "640", "--json", cwd=folder).stdout)
     assert [x["words"] for x in facts["algorithms"] if x["algorithm"] == "ring"] == [2 * 640 * 15 // 16]
     for more, message in (
-        ([*words], "takes --words"),
-        ([*words, "--words", "9", "--layouts", "ideal"], "none of the options of a product, such as --layouts"),
+        ([*words], "needs --words"),
+        ([*words, "--words", "9", "--layouts", "ideal"], "takes no option of a product, such as --layouts"),
         ([*words, "--words", "1.5"], "'1.5' is not of the form 25e6"),
         (["plan", "--ranks", "2"], "Missing option '--shape'"),
     ):

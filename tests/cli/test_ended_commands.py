@@ -51,7 +51,7 @@ def ranks_in(folder: Path) -> list[int]:
     return running(lambda words, where: where == folder and words[1:3] == ["-m", "pdgemm"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])  # signal sent to a rank, and to the launcher
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])  # SIGKILL to a rank, SIGUSR1 to the launcher
 def test_a_product_that_is_ended_harms_no_file(tmp_path: Path, number: int) -> None:
     for name, matrix in (("a.h5", np.ones((2000, 2000))), ("c.h5", np.eye(3))):
         with h5py.File(tmp_path / name, "w") as file:
@@ -75,7 +75,7 @@ def test_a_product_that_is_ended_harms_no_file(tmp_path: Path, number: int) -> N
     assert (tmp_path / "c.h5").read_bytes() == old
 
 
-@pytest.mark.parametrize("other", ["--help", "info --json"])  # without MPI, and with it
+@pytest.mark.parametrize("other", ["--help", "info --json"])  # commands that do not load MPI, and that do
 def test_command_lines_that_differ_are_refused(folder: Path, other: str) -> None:
     words = ["-m", "pdgemm", *other.split()]
     run = jobs.run([*jobs.python(2, "-m", "pdgemm", "info"), ":", *jobs.python(1, *words)[1:]], cwd=folder)
@@ -85,7 +85,7 @@ def test_command_lines_that_differ_are_refused(folder: Path, other: str) -> None
 
 @pytest.mark.parametrize("module", ["mpi4py.MPI", "pdgemm.support.signals"])
 def test_sigint_while_mpi_loads_ends_the_job(folder: Path, module: str) -> None:
-    """One rank is interrupted just before an import: before MPI starts, and after."""
+    """One rank receives SIGINT just before it imports mpi4py.MPI, or a module that is imported after MPI."""
     program = folder / "interrupted.py"
     program.write_text(f"""
 import os, signal, sys
@@ -107,7 +107,7 @@ main()
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path) -> None:
-    """It resumes on other ranks, with less memory; --checkpoint without parts is a product in memory."""
+    """It resumes on another number of ranks and with less memory; other operands or scalars are refused."""
     for seed, name in enumerate(("a.h5", "b.h5")):
         with h5py.File(tmp_path / name, "w") as file:
             file["x"] = np.random.default_rng(seed).standard_normal((1500, 1500))
@@ -137,7 +137,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_resumes(tmp_path: Path)
 
 
 def test_a_flipped_bit_ends_the_job_or_is_repaired(folder: Path, tmp_path: Path) -> None:
-    """--protect, with a planted flip in the sums; with parts the same command resumes."""
+    """--protect detects a flip planted in the sums of one rank, also with --checkpoint."""
     source = """
 import os
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
@@ -154,14 +154,14 @@ if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
     module.Accumulator.prepared = prepared
 """
     words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--protect"]
-    rows = r"\d+ of \d+ rows of C differ from what was expected, row \d+ first"
-    flipped = r"the repetition has other bits: one has flipped on rank 1 on \S+; C is the result of the repetition"
+    rows = r"\d+ of \d+ rows of C differ from their checksums, row \d+ first"
+    flipped = r"the repetition has other bits: a bit has flipped on rank 1 on \S+; C is the result of the repetition"
     suspected = rf"{rows}, by more than rounding errors"
     shown = rf"^pdgemm: {rows}; the product is repeated\npdgemm: {flipped}$"
     for times, options, code, said in (
         (1, ["repair"], 0, shown),
         (1, ["detect"], 1, rf"^pdgemm: error: {suspected}; protect='repair' would have repeated the product$"),
-        (99, ["repair"], 1, rf"^pdgemm: error: {rows}, .* twice in the same way: an error that repeats itself$"),
+        (99, ["repair"], 1, rf"^pdgemm: error: {rows}, .* twice with the same bits: the error is reproducible$"),
         (1, ["repair", "--checkpoint", "1h", "--verify"], 0, shown),
     ):
         (tmp_path / "c.h5").unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import pytest
 from tiers import thorough
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hardening" / "hostile.py"
-COMMAND, CALL = "products.command:1", "arguments.calls:2:6"  # products that are not refused
+COMMAND, CALL = "products.command:1", "arguments.calls:2:6"  # trials of valid products
 pytestmark = [jobs.needs_mpiexec, thorough]
 
 
@@ -39,7 +39,7 @@ def test_planted_faults_are_found(tmp_path: Path, kind: str, trial: str) -> None
 
 
 def test_missed_flips_are_found(tmp_path: Path) -> None:
-    """Products with `protect=` that are not compared."""
+    """If the comparison of `protect=` is disabled, the trial reports the missed flips."""
     done = hostile(tmp_path, "--trial", "products.flips:1", "--ranks", "1", "--plant", "blind")
     assert done.returncode == 1 and "a flip of large effect was missed" in done.stdout, done.stdout + done.stderr
 

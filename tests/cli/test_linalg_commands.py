@@ -67,7 +67,7 @@ def test_solve(folder: Path, ranks: int, name: str, options: list[str]) -> None:
 
 
 def test_matrices_from_npy_files(folder: Path) -> None:
-    """Rows or columns contiguous, other byte orders, vectors; read whole, in panels and in parts."""
+    """In C and Fortran order, big-endian, and vectors; read whole, in panels and in parts."""
     A, h, line = (read(folder / "a.h5", name) for name in ("tall", "hermitian", "line"))
     z = A + 1j * A[::-1]
     for name, array in {"f": np.asfortranarray(A), "z": np.asfortranarray(z).astype(">c16"), "h": h, "v": line}.items():
@@ -102,7 +102,7 @@ def test_matrices_from_npy_files(folder: Path) -> None:
 
 
 def test_vectors_stay_vectors_and_results_are_compressed(folder: Path) -> None:
-    """A vector y of a regression is a dataset of one dimension, and so are results computed from it."""
+    """If the right operand is a dataset of one dimension, the result is one, too."""
     A, b = read(folder / "a.h5", "general"), read(folder / "a.h5", "vector")
     both = "a.h5:/general", "a.h5:/vector"
     right(pdgemm(1, "solve", *both, "-o", "v.h5:/x", "--verify", "--compression", "gzip", cwd=folder))
@@ -118,7 +118,7 @@ def test_vectors_stay_vectors_and_results_are_compressed(folder: Path) -> None:
 def test_ill_conditioned_matrices_are_warned_of_once(folder: Path) -> None:
     done = pdgemm(1, "solve", "a.h5:/hilbert", "a.h5:/ones", "-o", "h.h5:/x", cwd=folder)
     assert done.returncode == 0 and done.stderr.count("pdgemm: warning: A (12 x 12 on a ") == 1
-    # its digits are rounding errors, which depend on the order of sums
+    # the digits of rcond are rounding errors, and depend on the order of sums
     rcond = r"rcond \d\.\de-17, an estimate of 1 / \(\|A\|_1 \|A\^-1\|_1\) for the scaled A"
     assert re.search(rcond, done.stdout), done.stdout
     script = folder / "hilbert.py"
@@ -152,13 +152,13 @@ def test_svd(folder: Path) -> None:
 
 
 def test_inaccurate_singular_values_are_warned_of(folder: Path) -> None:
-    """Warned of once for all ranks; the values and their bound are in the JSON object."""
+    """One warning for all ranks; the values and their error bound are in the JSON object."""
     words = ["svd", "a.h5:/tall", "-k", "2", "-o", "w.h5:/f", "--oversample", "1", "--steps", "2", "--json", "--verify"]
     done = pdgemm(2, *words, cwd=folder)
     facts = json.loads(done.stdout)
     assert done.returncode == 0 and done.stderr.count("pdgemm: warning: svd of 90 x 20: the 2 largest") == 1
     assert facts["warnings"][0].startswith("svd of 90 x 20")
-    assert not facts["verify"]["passed"] and not facts["verify"]["wrong"]  # with a bound of a tenth of s_1 or more
+    assert not facts["verify"]["passed"] and not facts["verify"]["wrong"]  # inconclusive: the bound is s_1 / 10 or more
     exact = np.linalg.svd(read(folder / "a.h5", "tall"), compute_uv=False)
     known = facts["svd"]["facts"]
     assert 1e-12 < abs(facts["singular_values"] - exact[:2]).max() <= known["bound"] * exact[0]
@@ -166,7 +166,10 @@ def test_inaccurate_singular_values_are_warned_of(folder: Path) -> None:
 
 
 def test_svd_of_a_file(folder: Path) -> None:
-    """The plan, the bytes read, the checks, and the words of `svd` in memory; by steps if triangles do not fit."""
+    """With --memory, A is reduced to triangles, or read in every step if triangles do not fit.
+
+    The printed values and checks equal those of `svd` in memory; the number of bytes read is checked.
+    """
     A, plain = read(folder / "a.h5", "tall"), ["svd", "a.h5:/tall", "-k", "1", "-o", "m.h5:/f", "--verify"]
     exact, whole = np.linalg.svd(A, compute_uv=False)[:1], pdgemm(1, *plain, cwd=folder)
     refused = one_line(pdgemm(1, *plain, "--force", "--memory", "1KiB", cwd=folder))
@@ -192,7 +195,7 @@ def test_svd_of_a_file(folder: Path) -> None:
 
 
 def test_all_written_datasets_are_printed(folder: Path) -> None:
-    """For svd and eigh; the second may write only one dataset."""
+    """For svd and eigh; `eigh --values` writes only one dataset."""
     for words, names in (
         (["svd", "a.h5:/tall"], ["/f/Vh", "/f/s", "/f/U"]),
         (["eigh", "a.h5:/hermitian"], ["/f/V", "/f/w"]),
@@ -235,7 +238,7 @@ def test_eigh(folder: Path, ranks: int, name: str, part: slice, options: list[st
         with h5py.File(folder / output) as file:
             assert alone.returncode == 0 and list(file["only"]) == ["w"] and abs(file["only/w"] - w).max() <= bound
         mixed = pdgemm(1, "eigh", f"a.h5:/{name}", "--values", "-o", f"{output}:/e", cwd=folder)
-        assert "V are vectors of other eigenvalues" in one_line(mixed)
+        assert "V has earlier eigenvectors" in one_line(mixed)
 
 
 def test_eigenvalues_without_vectors_are_checked_and_need_no_file(folder: Path) -> None:
@@ -276,8 +279,8 @@ BAD = {
     "solve a.h5:/general a.h5:/b --assume pos": "is not positive definite",
     "solve a.h5:/integers a.h5:/b": "--dtype float64",
     "svd a.h5:/few -k 71": "-k 71 is more than the 70 singular values",
-    "svd a.h5:/few -k 4 --passes 1": "name --memory, too",
-    "svd a.h5:/few --memory 4MiB": "name -k",
+    "svd a.h5:/few -k 4 --passes 1": "--passes needs --memory",
+    "svd a.h5:/few --memory 4MiB": "--memory needs -k",
     "svd a.h5:/few -k 4 --memory 4MiB --block 3": "cannot be combined with --block",
     "svd a.h5:/few -k 4 --memory 1kiB": "bytes) are needed",
     "gram a.h5:/b -o a.h5:/general": "it is replaced only with --force",

@@ -36,7 +36,7 @@ def test_multiply_on_any_number_of_ranks(folder: Path, ranks: int, options: list
 
 
 def test_types_of_operands_and_of_sums(folder: Path) -> None:
-    """Operands of float64 are rounded: C is right, but not to double precision.  Small types; types by name."""
+    """--compute-type rounds operands of float64, and --verify allows for it.  Operands of int8 and float16; --dtype."""
     rounded = ["float32", "tf32", "float16", "bfloat16", "ozaki-4"]
     ones = ["--shape", "300x40", "--kind", "ones", "--dtype"]
     *products, _, _, inner, mixed, named = several(
@@ -56,7 +56,7 @@ def test_types_of_operands_and_of_sums(folder: Path) -> None:
     assert "int32, by inner" in inner.stdout
     assert inner.stdout.count("read i8.h5") == 1
     assert "redistributed" not in inner.stdout  # B is a view of A, and the layout of both suits "inner"
-    assert ", float16, added up in float64, by " in mixed.stdout  # the file contains float16
+    assert ", float16, added up in float64, by " in mixed.stdout  # C is stored as float16
     for name, dtype, value in (("i32", "int32", 300), ("d", "float16", 40)):
         c = read(folder / f"{name}.h5", "m")
         assert c.dtype == dtype and (c == value).all()
@@ -66,7 +66,7 @@ def test_types_of_operands_and_of_sums(folder: Path) -> None:
 
 
 def test_generate_multiply_and_verify(tmp_path: Path) -> None:
-    """generate, multiply with all options, verify; in JSON."""
+    """`generate`, `multiply` with all options, and `verify`, with their output in JSON."""
     shapes = {"a": ["70x50"], "b": ["90x50", "--kind", "normal", "--seed", "3"], "c": ["70x90", "--seed", "9"]}
     scalars = ["--alpha", "2-1j", "--beta", "0.5", "--transb", "C"]
     both = ["a.h5:/m", "b.h5:/m"]
@@ -96,7 +96,7 @@ def test_generate_multiply_and_verify(tmp_path: Path) -> None:
 
 
 def test_one_dataset_as_a_and_b_is_read_once(folder: Path) -> None:
-    """Whatever its names are, and for each op; also by `verify`.  The grid of the product may be another one."""
+    """Also under two names, and for all pairs of ops.  The product may use another grid than the matrices."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((13, 13)) + 1j * rng.standard_normal((13, 13))
     with h5py.File(folder / "once.h5", "w") as file:
@@ -148,8 +148,8 @@ def test_results_that_replace_a_dataset(folder: Path) -> None:
         ([*product, "own.h5:/new", "--alpha", "2"], 0),
         ([*product, "own.h5:/c", "--beta", "3"], 0),
         ([*product, "own.h5:/e", "--beta", "-3"], 0),
-        ([*product, "own.h5:/x", "--beta", "3"], 2),  # C on entry, but also A
-        (["multiply", "own.h5:/all_of_new", "own.h5:/x", "-o", "own.h5:/new"], 2),  # the elements of A
+        ([*product, "own.h5:/x", "--beta", "3"], 2),  # refused: x is C on entry, but also A
+        (["multiply", "own.h5:/all_of_new", "own.h5:/x", "-o", "own.h5:/new"], 2),  # refused: A is a view of /new
         ([*product, "own.h5:/x", "--alpha", "7", "--force"], 0),
         (["generate", "own.h5:/c", "--shape", "2x2", "--kind", "ones"], 0),
         (["generate", "own.h5:/kept", "--shape", "2x2", "--kind", "ones", "--force"], 0),
@@ -162,7 +162,7 @@ def test_results_that_replace_a_dataset(folder: Path) -> None:
 
 
 def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path) -> None:
-    """A rank uses its memory limit, and 16 MiB for its libraries and the like; the bytes read are planned."""
+    """A rank uses at most its limit and 16 MiB for libraries; it reads and writes as many bytes as planned."""
     (m, k), limit, most = (4300, 300), 4 << 20, 16 << 20
     for name, shape in (("small.h5", (64, 64)), ("x.h5", (m, k))):
         with h5py.File(tmp_path / name, "w") as file:
@@ -170,7 +170,7 @@ def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path) -> None:
     peaks = []
     for file, out in (("small.h5", "d.h5"), ("x.h5", "c.h5")):
         words = ["multiply", f"{file}:/x", f"{file}:/x", "--transb", "T", "-o", f"{out}:/c", "--memory", "4MiB"]
-        run = pdgemm(2, *words, "--json", cwd=tmp_path, PDGEMM_NODE_MEMORY="0")  # else other ranks' parts count, too
+        run = pdgemm(2, *words, "--json", cwd=tmp_path, PDGEMM_NODE_MEMORY="0")  # shared memory counts in each rank
         assert run.returncode == 0, run.stderr
         product = json.loads(run.stdout)["product"]
         peaks.append(product["peak"])
@@ -183,9 +183,9 @@ def test_matrices_twenty_times_as_large_as_the_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", [[], ["--memory", "3MB", "--trace", "t.json"]])
 def test_a_page_of_a_product(folder: Path, tmp_path: Path, way: list[str]) -> None:
-    """It has the printed text, a timeline and the times of each rank; only the named files remain.
+    """The page shows the printed text, a timeline and the times of each rank; no other files remain.
 
-    Its heading names the file, and the operands as multiplied; training is not mentioned.
+    Its heading names the file, and the operands as multiplied; it does not mention training.
     """
     words = ["multiply", f"{folder}/b.h5:/y", f"{folder}/a.h5:/x", "-o", "c.h5:/c", "--report", "r.html", *way]
     words += ["--transa", "t", "--transb", "c"]
@@ -197,15 +197,15 @@ def test_a_page_of_a_product(folder: Path, tmp_path: Path, way: list[str]) -> No
     for said in (heading, "residual ", "wrote c.h5:/c (29 x 61 ", "econds of each rank; rank ", "<svg", ">verify<"):
         assert said in page, said
     assert "training" not in page
-    assert ("lets it read" in page) == (way == [])  # the words of one product from rank to rank
+    assert ("lets it read" in page) == (way == [])  # words from rank to rank: only of a product in memory
     assert sorted(x.name for x in tmp_path.iterdir()) == ["c.h5", "r.html", *["t.json"] * bool(way)]
-    for name, said in (("r.pdf", "a report is a file with the ending .html"), ("none/r.html", "the folder")):
+    for name, said in (("r.pdf", "the file name must end in .html"), ("none/r.html", "the folder")):
         bad = pdgemm(1, *words[:6], name, "-o", "d.h5:/c", cwd=tmp_path)
         assert said in one_line(bad) and not (tmp_path / "d.h5").exists()
 
 
 def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
-    """The plan comes first; C on entry may be the output."""
+    """The plan is printed first; C on entry may be the output."""
     shutil.copy(folder / "a.h5", tmp_path / "c.h5")
     words = ["multiply", f"{folder}/a.h5:/x", f"{folder}/b.h5:/y", "-o", "c.h5:/c", "--beta", "2", "--memory", "3MB"]
     run = pdgemm(2, *words, "--verify", cwd=tmp_path)
@@ -222,7 +222,7 @@ def test_in_parts_and_verified(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_plan_of_a_product_in_parts(tmp_path: Path) -> None:
-    """If no other plan fits: printed to standard output, as text and JSON, with a separate exit code."""
+    """If no plan in memory fits, `plan` prints one in parts, as text or JSON, and exits with 1."""
     words = "plan --shape 20000,20000,20000 --ranks 4 --memory"
     few, less = (pdgemm(0, *words.split(), memory, cwd=tmp_path) for memory in ("100MiB", "1MiB"))
     answer = pdgemm(0, *words.split(), "100MiB", "--json", cwd=tmp_path)

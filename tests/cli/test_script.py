@@ -84,7 +84,7 @@ class TestOnRanks:
         assert "before" in done.out and sys.prefix not in done.err
 
     def test_one_rank_prints_if_several_fail(self, tmp_path: Path) -> None:
-        """An exception in a callback, on the rank that has rows, is raised on all; then each exits in its own way."""
+        """An exception in a callback on rank 3 is raised on all ranks, which then exit in different ways."""
         source = """
             import sys
             from mpi4py import MPI
@@ -112,7 +112,7 @@ class TestOnRanks:
         assert done.lines[-3:] == ["KeyError: 4", "raised in program.py, line 10, in f", "[rank 3 of 4]"], done.err
 
     def test_an_error_raised_on_all_ranks_is_one_line(self, tmp_path: Path) -> None:
-        """As for a command, with its exit code; if only one rank raises it, the job ends."""
+        """The exit code is that of a failed command; if only one rank raises the error, the job ends."""
         source = """
             import sys
             from pdgemm import DistMatrix, PdgemmError, ProcessGrid
@@ -185,7 +185,7 @@ class TestOnRanks:
 def test_paths_and_names_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "multiply").touch()
-    scripts = ["a.py x", "/no/such/thing.py", "--debug a.py", "-m timeit", "-c pass", "-", "."]  # . has a __main__.py
+    scripts = ["a.py x", "/no/such/thing.py", "--debug a.py", "-m timeit", "-c pass", "-", "."]  # "." has a __main__.py
     others = ["multiply a.h5:/x", "multiply", "--help", "--debug", "--debug multiply", "nothing", "", "-c"]
     assert [x for x in (*scripts, *others) if script.is_script(x.split())] == scripts
 
@@ -232,7 +232,7 @@ def test_the_command_knows_scripts_and_similar_names(word: str, advice: str) -> 
 
 
 def told(source: str, tmp_path: Path) -> list[str]:
-    """Return the traceback of a program in a file, without column marks and lines of this test."""
+    """Run a failing program; return the lines of its traceback, without column marks and lines of this file."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(source))
     try:

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 ENDED = 3
 
-# X := A X + B four times.  `dies(moment)` is called at moments with names.
+# X := 0.1 A X + B four times.  `dies(moment)` kills this rank if (rank, moment) is one of `victims`.
 PROGRAM = """
 import os, signal, sys, time
 import numpy as np
@@ -70,7 +70,7 @@ if r.comm.rank == 0:
 
 
 def job(folder: Path, ranks: int, source: str, ft: bool = True, runner: bool = False, **environment: str) -> Finished:
-    """Run a program on so many ranks; check that none of them survives it."""
+    """Run a program on `ranks` ranks; check that none of its processes is left."""
     program = folder / "program.py"
     program.write_text(source)
     command = python(ranks, *["-m", "pdgemm"] * runner, program)
@@ -81,7 +81,7 @@ def job(folder: Path, ranks: int, source: str, ft: bool = True, runner: bool = F
 
 
 def steps(victims: Sequence[tuple[int, str]] = (), **instead: str) -> str:
-    """Return the program, whose ranks die at given moments; the code before a step, or a line, may be replaced."""
+    """Return PROGRAM with `victims`, (rank, moment) each, and with the named LINES replaced."""
     source = PROGRAM
     for place, text in instead.items():
         assert LINES[place] in source
@@ -152,7 +152,8 @@ def test_survivors_continue(
     done = job(tmp_path, ranks, PROGRAM.format(victims=victims, mover=mover), **environment)
     assert done.returncode == 0, done.stderr
     found = eval(re.findall(r"RIGHT (.*)", done.stdout)[0])
-    assert [x[1:] for x in found] == [x[1:] for x in expected] or len(victims) > 1  # together, or one after the other
+    # two failures are noticed together or in turn
+    assert [x[1:] for x in found] == [x[1:] for x in expected] or len(victims) > 1
     assert sorted(rank for x in found for rank in x[0]) == sorted(rank for rank, _ in victims)
     assert found[-1][1] == ranks - len(victims)
     assert [x[2] for x in found] == [expected[0][2]] * len(found)
@@ -187,7 +188,7 @@ def test_outside_of_the_block_the_job_ends(tmp_path: Path) -> None:
     assert done.returncode == ENDED, done.stderr
 
 
-# The code of `step` on rank 1, and the error that all ranks raise.
+# Lines of PROGRAM that a test may replace.
 LINES = {
     "step": '    dies(f"before {{k}}")\n',
     "done": "    dies(f\"done {{state['k']}}\")\n",
@@ -196,7 +197,7 @@ LINES = {
     "block": "with pdgemm.resilient(",
     "patience": "patience=20",
 }
-# The code of `step`, or `done`, on rank 1, and the error that all ranks raise.
+# The place of a line that is added on rank 1, the line, and the error that all ranks raise.
 ERRORS = [
     ("step", "open('not there')", r"FileNotFoundError: \[Errno 2\] No such file or directory: 'not there'"),
     ("step", "multiply(1, state['A'], state['A'][:3])", r"LayoutError: inner dimensions do not agree"),
@@ -235,7 +236,7 @@ def test_a_grid_from_before_a_failure_is_named_in_the_error(tmp_path: Path) -> N
 
 
 def test_blocks_one_after_the_other(tmp_path: Path) -> None:
-    """Ranks die in both of them, or only in one."""
+    """Each block survives a failure; a block in a block, or after a failure on the old communicator, is an error."""
     again = """
 def raised(act):
     try:
@@ -254,14 +255,14 @@ print("AGAIN", [x.lost for x in again.recoveries], state["X"].norm() > 0)
     assert done.returncode == 0, done.stderr
     for times, said in (
         (3, "RAISED ranks of this communicator have failed"),
-        (3, "RAISED r.run(...) is called in a block"),
-        (3, "RAISED a block of pdgemm.resilient is inside another one"),
+        (3, "RAISED r.run(...) must be called inside the block"),
+        (3, "RAISED blocks of pdgemm.resilient cannot be nested"),
         (2, "AGAIN [(2,)] True"),  # as numbered in r.comm
     ):
         assert done.stdout.count(said) == times, (said, done.stdout)
 
 
-# Where rank 2 dies inside of the package, while the failure of rank 1 is recovered from.
+# Functions in which rank 2 is killed, during the recovery from the failure of rank 1.
 PLACES = ["node_memory._Window.__init__", "kept_state.exchange", "kept_state.KeptState._moved", "survivors.abandon"]
 
 
@@ -299,11 +300,11 @@ sys.exit()"""
 
 @pytest.mark.parametrize(("hangs", "code", "rank", "seconds"), [("me == 2", 0, 2, 4), ("me != 1", ENDED, 0, 5)])
 def test_a_hanging_rank_ends(tmp_path: Path, hangs: str, code: int, rank: int, seconds: int) -> None:
-    """It does not return from its step after rank 1 has failed: it ends, and the other continues without it."""
+    """A rank that does not return from its step after rank 1 has failed ends; ranks that return continue."""
     hang = f"{LINES['step']}    while {hangs} and k == 1: time.sleep(1)\n"
     done = job(tmp_path, 3, steps([(1, "before 1")], patience="patience=6", step=hang))
     assert done.returncode == code, done.stderr
-    late = f"rank {rank} ends, because another rank has failed, and has not recovered from it within {seconds} s"
+    late = f"rank {rank} ends, because another rank has failed, and this rank has not recovered within {seconds} s"
     assert late in done.stderr
     assert re.findall(r"\((\(.*?\)), 1, True", done.stdout) == ["(1, 2)"] * (code == 0)
 

@@ -1,4 +1,4 @@
-"""Timelines: records equal the figures of reports, on one clock, in the format that viewers read."""
+"""Timelines: spans equal the figures of reports, and ranks have one clock; the format of viewers; profiles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def well_formed(timeline: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def nested(events: list[dict[str, Any]]) -> bool:
-    """In every row, is each pair of spans disjoint or nested?  To half a nanosecond."""
+    """Return whether in every row each two spans are disjoint or nested, to half a nanosecond."""
     rows = defaultdict(list)
     for x in events:
         if x["ph"] == "X":
@@ -132,7 +132,7 @@ def test_streams_of_a_device_have_rows(comm: Any, shared_tmp_path: Path, schedul
         copies = sum(x["dur"] for x in spans(events, rank, "transfer")) / 1e6
         assert copies == pytest.approx(theirs.pack_seconds, rel=1e-6, abs=1e-9)
         assert {x["name"] for x in spans(events, rank, "host")} >= {"pdgemm", "plan"}
-        for stream in ("compute", "transfer"):  # it does one thing after another
+        for stream in ("compute", "transfer"):  # spans of a stream do not overlap
             row = spans(events, rank, stream)
             assert all(a["ts"] + a["dur"] <= b["ts"] + 5e-4 for a, b in itertools.pairwise(row))
 
@@ -191,7 +191,7 @@ def test_errors_are_raised_on_all_ranks_and_leave_no_file(comm: Any, grid: Any, 
 
 @pytest.mark.mpi
 def test_clocks_of_nodes_are_one(comm: Any) -> None:
-    """Every rank is treated as a node, with a clock of its own rate."""
+    """Each rank acts as a node; its clock has another rate and another zero."""
     rate, ahead = 1 + 0.1 * comm.rank, 50.0 * comm.rank
 
     def clock() -> float:
@@ -265,7 +265,7 @@ def test_figures_of_a_timeline(tmp_path: Path) -> None:
     assert ring["bytes"] == 3 << 20
     assert ring["p50_seconds"] == pytest.approx(0.91)
     assert ring["p99_seconds"] == pytest.approx(np.percentile([0.91, 0.92, 0.02], 99))
-    # transfers that began long before they were waited for show no bandwidth
+    # the bandwidth is that of transfers whose wait began soon after their start
     assert ring["waited_for"] == 1
     assert ring["gb_per_second"] == pytest.approx((1 << 20) / 0.02 / 1e9)
     assert ring["calibrated_inside_a_node"] == pytest.approx(5.0)
@@ -299,7 +299,10 @@ def test_shares_of_the_time_are_a_table(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_training_does_not_mention_it(tmp_path: Path) -> None:
-    """Also after the search for a slow rank, which reads the times of passes; with one node no clocks are compared."""
+    """Also after the search for a slow rank, which reads the times of training passes.
+
+    On one node no clocks are compared.
+    """
     found = profile.load_profile(timeline(tmp_path / "t.json", GOOD, GOOD))
     assert found.slow is None and "training" not in tables(found)
     assert [x["training"] for x in found.as_dict()["ranks"]] == [{}, {}]
@@ -322,7 +325,7 @@ def test_figures_beside_the_tables(tmp_path: Path) -> None:
 
 
 def test_products_on_grids_of_some_of_the_ranks(tmp_path: Path) -> None:
-    """Each rank computes a product of its own: the rate is that of a rank."""
+    """Each rank computes another product, on a 1 x 1 grid: the rate is that of one rank."""
     path = timeline(tmp_path / "t.json", GOOD, GOOD, grid=[1, 1])
     assert profile.load_profile(path).rate == pytest.approx(1.0)
 
@@ -344,7 +347,7 @@ def test_a_short_wait_after_a_redistribution_is_a_wait(tmp_path: Path) -> None:
 
 
 def test_invalid_timelines_are_refused(tmp_path: Path) -> None:
-    """Damaged and truncated files are tested in tests/unit/test_reading.py."""
+    """A file without timeline, and a missing file; tests/unit/test_reading.py damages and truncates files."""
     (tmp_path / "t.json").write_text('{"traceEvents": [], "otherData": {"ranks": [], "machine": {}}}')
     with pytest.raises(ArgumentError, match=r"t\.json is not a timeline"):
         profile.load_profile(tmp_path / "t.json")

@@ -1,4 +1,4 @@
-"""Each command that prints ok, with one fault: it prints WRONG, or that it cannot tell; exit codes are documented."""
+"""Checks of commands (`--verify`): a planted fault is WRONG or undecidable, with the documented exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_PARTS = "--checkpoint", "1h"
 
 @pytest.fixture
 def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with matrices: Hermitian ones, others, one of rank 4, and an ill-conditioned one."""
+    """A folder with a.h5: Hermitian, nearly Hermitian and general matrices, of low rank, ill-conditioned or invalid."""
     monkeypatch.chdir(shared_tmp_path)
     rng = np.random.default_rng(5)
     x, tall = rng.standard_normal((24, 24)), rng.standard_normal((40, 12))
@@ -35,7 +35,7 @@ def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with h5py.File("a.h5", "w") as file:
             file["x"], file["her"], file["pos"] = x, x + x.T, x @ x.T + np.eye(24)
             file["lopsided"] = file["pos"][()] + np.triu(x, 1)
-            file["skew"] = np.tril(x) - np.tril(x, -1).T  # |A|_F and the trace are those of the lower triangle
+            file["skew"] = np.tril(x) - np.tril(x, -1).T  # |A|_F and trace equal those of its lower triangle, mirrored
             file["half"] = np.tril(file["pos"][()])
             file["tall"], file["b"], file["ill"] = tall, rng.standard_normal((24, 3)), q * np.logspace(0, -8, 12) @ v
             file["right"], file["few"] = rng.standard_normal((40, 3)), tall[:, :4] @ rng.standard_normal((4, 12))
@@ -55,7 +55,7 @@ def pdgemm(comm: Any, *words: str) -> tuple[int, str]:
 
 
 def changed(at: int | None = None) -> Callable[[Any], Any]:
-    """Return a function that changes an element of a matrix or of values; of a tuple, of its member `at`."""
+    """Return a function that changes one element of a result, or of member `at` of a tuple of results."""
 
     def change(out: Any) -> Any:
         x = (out if at is None else out[at]).copy()
@@ -69,7 +69,7 @@ def changed(at: int | None = None) -> Callable[[Any], Any]:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
-    """Let a function of linalg, or of matrices in files, return a changed result with its report."""
+    """Replace a function of `linalg`, or `stored_svd`, by one that changes its result and keeps the report."""
     module: Any = stored_svd if name == "stored_svd" else linalg
     right = getattr(module, name)
 
@@ -92,7 +92,7 @@ def opposite(out: Any) -> Any:
 
 
 def along(of: str, which: int) -> Callable[[Any], Any]:
-    """Add to X a singular vector of a matrix that A maps nearly or exactly to zero."""
+    """Return a function that adds to X the right singular vector `which` of dataset `of`; A maps it nearly to zero."""
 
     def change(out: Any) -> Any:
         with h5py.File("a.h5") as file:
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[Words, str, Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_results_of_linear_algebra(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Correct ones are ok in test_linalg_commands.py."""
+    """One check prints WRONG, and nothing is written; test_linalg_commands.py has correct results."""
     words, name, change = WRONG[case]
     planted(monkeypatch, name, change)
     code, said = pdgemm(comm, *words, *([] if "--values" in words else ["-o", "out.h5:/x"]), "--verify")
@@ -151,7 +151,7 @@ def test_wrong_results_of_linear_algebra(comm: Any, folder: Path, monkeypatch: p
     ],
 )
 def test_matrices_other_than_those_in_the_file(comm: Any, folder: Path, words: Words, wrong: str) -> None:
-    """With --verify it is WRONG, and nothing is written; without, `eigh` warns that it reads only one triangle."""
+    """If A lacks the assumed structure, --verify prints WRONG and writes nothing; otherwise only `eigh` warns."""
     words = (*words, "-o", "out.h5:/x")
     code, said = pdgemm(comm, *words, "--verify")
     assert code == 1 and f"{wrong} " in said and said.rstrip().endswith("WRONG"), said
@@ -162,7 +162,7 @@ def test_matrices_other_than_those_in_the_file(comm: Any, folder: Path, words: W
 
 
 def test_correct_results_are_ok(comm: Any, folder: Path) -> None:
-    """One triangle represents the Hermitian matrix; an ill-conditioned problem has a solution."""
+    """Only one triangle of the Hermitian matrix is in the file; a least-squares problem is ill-conditioned."""
     for words in (
         "eigh a.h5:/half -o out.h5:/w",
         "solve a.h5:/half a.h5:/b -o out.h5:/x --assume pos",
@@ -173,7 +173,7 @@ def test_correct_results_are_ok(comm: Any, folder: Path) -> None:
 
 
 def test_products(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In memory and in parts, and with the file of C damaged afterwards."""
+    """A fault planted after a product in memory; a correct product in parts; a file of C that is damaged later."""
     words = "multiply", "a.h5:/x", "a.h5:/pos", "-o", "c.h5:/c"
     with monkeypatch.context() as patch:
         changed_after_the_product(patch, larger)
@@ -193,7 +193,7 @@ def test_products(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_undecidable_results(comm: Any, folder: Path) -> None:
-    """It is stored, with exit code 0, and no line says ok; `verify`, which stores nothing, has exit code 1."""
+    """An undecidable result is stored with exit code 0, without `ok`; `verify` exits with 1."""
     verify = "verify", "a.h5:/x", "a.h5:/nan", "c.h5:/c"
     for words, expected in (
         (("multiply", "a.h5:/x", "a.h5:/nan", "-o", "c.h5:/c", "--verify"), 0),

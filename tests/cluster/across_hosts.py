@@ -7,14 +7,14 @@ on 2 hosts with 2 ranks each; with -s it prints the figures.  `scripts/test.sh` 
 
 A card counts packets, with the headers of Ethernet, IP and TCP: 14 + 20 + 32 bytes, 66 per packet, 32 because of the
 time stamps that Linux sends.  The rest is the payload of TCP: none in a packet that only acknowledges; the words of
-pdgemm; Open MPI's headers; and the few words of barriers, and of agreements before and after.  So none of the words
-that are sent from host to host may be missing, and the surplus is less than
+pdgemm; Open MPI's headers; and a few words of barriers and agreements before and after the product.  So the cards must
+count at least the words that the schedule sends from host to host, and at most these bytes more:
 
     SMALL                               for barriers and agreements, a few hundred bytes for each pair of hosts
     256 for each message                for Open MPI's headers, and answers before long messages: about 60
     1460 for each segment sent again    as the kernel counts them; usually there is none
 
-An ARP packet of 42 bytes counts as -24 bytes, 42 less a header; the barriers are more than that.
+An ARP packet of 42 bytes counts as 42 - 66 = -24 bytes; the barriers send more than that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIZES = (601, 503, 701)  # m, n, k; a matrix is about 3 MB
 
 # ------------------------------------------------------------------ counts of the cards
 def card() -> np.ndarray:
-    """Return bytes of TCP received and sent by this host's card, segments sent again, and all bytes received."""
+    """Return TCP payload received and sent by this host's card, segments sent again, and all bytes received."""
     (line,) = (x for x in Path("/proc/net/dev").read_text().splitlines() if x.strip().startswith("eth0:"))
     figures = [int(x) for x in line.split(":")[1].split()]
     names, values = (x.split() for x in Path("/proc/net/snmp").read_text().splitlines() if x.startswith("Tcp:"))
@@ -52,7 +52,7 @@ def card() -> np.ndarray:
 
 @dataclass
 class Hosts:
-    """The hosts of this job.   on : the host number of each rank."""
+    """The hosts of this job.   on : the index in `names` of each rank's host."""
 
     comm: Any
     names: list[str]
@@ -67,7 +67,7 @@ class Hosts:
         return np.bincount(self.on[ranks], figures, self.number).astype(np.int64)
 
     def carried(self, act: Callable[[], object]) -> np.ndarray:
-        """Run `act` on all ranks; return the counts of each host's card meanwhile, as `card` does."""
+        """Run `act` on all ranks; return for each host how much the counts of `card` grew."""
         self.comm.Barrier()
         before = card()
         self.comm.Barrier()  # all cards are read before any rank begins
@@ -89,9 +89,9 @@ def hosts(comm: Any) -> Hosts:
 # ------------------------------------------------------------------ counts of the schedule
 @dataclass
 class Expected:
-    """The least and the most bytes that enter each host, and their messages.
+    """The least and the most bytes that each host receives from others, and the number of messages between hosts.
 
-    received : words of messages to each rank.
+    received : words in messages to each rank, also from its own host.
     """
 
     hosts: Hosts
@@ -110,14 +110,14 @@ class Expected:
         self.received += np.bincount(x.target, x.words, len(on)).astype(np.int64)
         self.messages += int(away.sum())
         least = most = away
-        if x.kind == "ibcast":  # the library chooses the tree: a host receives it once, or once per rank
+        if x.kind == "ibcast":  # the MPI library chooses the tree: a host receives the data once, or once per rank
             least = away & _first(x.source, on[x.target])
             most = np.isin(x.source, x.source[away])
         self.least += self.hosts.by_host(x.target[least], nbytes[least])
         self.most += self.hosts.by_host(x.target[most], nbytes[most])
 
     def move(self, source: Any, target: Any, itemsize: int) -> None:
-        """Add the elements whose owner changes between two layouts."""
+        """Add the messages of a redistribution from one layout to another."""
         size, before, after = self.hosts.comm.size, owners(source).ravel(), owners(target).ravel()
         words = np.bincount(before * size + after, minlength=size * size).reshape(size, size)
         np.fill_diagonal(words, 0)
@@ -126,30 +126,30 @@ class Expected:
         entering = itemsize * self.hosts.by_host(np.arange(size), away.sum(axis=0))
         self.least += entering
         self.most += entering
-        self.messages += np.count_nonzero(away) + (int(entering.sum()) >> 18)  # pieces of at most 1 MiB, some not full
+        self.messages += np.count_nonzero(away) + (int(entering.sum()) >> 18)  # messages of at most 1 MiB, some shorter
 
     def compare(self, counted: np.ndarray, title: str) -> None:
-        """Compare with the counts of the cards."""
+        """Check that the counts of the cards are within the bounds."""
         entered, left, again, with_headers = counted.T
         room = SMALL + MESSAGE * self.messages + SEGMENT * int(again.sum())
         if self.hosts.comm.rank == 0:
             least, most, seen, whole = (int(x.sum()) for x in (self.least, self.most, entered, with_headers))
             known = f"{least} to {most}" if least < most else f"{least}"
             print(f"{title}: {known} bytes by the schedule, {seen} by the cards, {whole} with headers")
-        assert abs(int(entered.sum() - left.sum())) <= room  # nothing else enters or leaves
+        assert abs(int(entered.sum() - left.sum())) <= room  # no other traffic enters or leaves
         assert self.least.sum() <= entered.sum() <= self.most.sum() + room, title
         assert (self.least <= entered).all() and (entered <= self.most + room).all(), title
 
 
 def _first(*keys: np.ndarray) -> np.ndarray:
-    """Mark the first of entries with equal keys."""
+    """Return a mask of the entries whose keys no earlier entry has."""
     first = np.zeros(len(keys[0]), bool)
     first[np.unique(np.stack(keys), axis=1, return_index=True)[1]] = True
     return first
 
 
 def owners(layout: Any) -> np.ndarray:
-    """Return the rank of each element."""
+    """Return the matrix of owner ranks, one for each element."""
     rows, cols = layout.distribution.rows, layout.distribution.cols
     at: list[np.ndarray] = [np.empty(x.n, int) for x in (rows, cols)]
     for x, dimension in zip(at, (rows, cols)):
@@ -159,7 +159,7 @@ def owners(layout: Any) -> np.ndarray:
 
 
 def expected(plan: Any, hosts: Hosts) -> Expected:
-    """Return the counts of a plan: redistributions before, its rounds, and redistributions after."""
+    """Return the expected counts of a plan: of its redistributions and of the rounds of its product."""
     known = Expected(hosts)
     for _, move in plan.moves:
         known.move(move.source, move.target, move.wire.itemsize)
@@ -203,7 +203,7 @@ def part(whole: np.ndarray, X: Any) -> np.ndarray:
 
 
 def products(size: int, algorithm: str) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield grids and layers; Cannon's also with idle ranks."""
+    """Yield (grid shape, layers) on which the algorithm runs; Cannon's also with idle ranks."""
     for name, shape, layers in accepted(size):
         if name == algorithm and (name == "cannon" or shape[0] * shape[1] * layers == size):
             yield shape, layers
@@ -227,7 +227,7 @@ def products(size: int, algorithm: str) -> Iterator[tuple[tuple[int, int], int]]
 def test_counted_bytes_of_products_between_hosts(hosts: Hosts, matrices: Any, algorithm: str, mover: str) -> None:
     slow = Link(1.0, 1.0)
     no_shifts = Machine(intra={**Machine().intra, "shift": slow}, inter={**Machine().inter, "shift": slow})
-    machine = Machine() if mover == "auto" else no_shifts  # in layers it is SUMMA then, not Cannon
+    machine = Machine() if mover == "auto" else no_shifts  # slow shifts: 2.5D then uses SUMMA in its layers, not Cannon
     comm, (A, B, a, b) = hosts.comm, matrices
     if mover == "shared" and hosts.number == comm.size:
         pytest.skip("no ranks that share memory")
@@ -239,7 +239,7 @@ def test_counted_bytes_of_products_between_hosts(hosts: Hosts, matrices: Any, al
         asked: dict[str, Any] = {"algorithm": algorithm, "shape": shape, "layers": layers, "mover": mover}
         p = plan(A, B, C, **asked, panel_width=64, machine=machine)
         product = p.prepare(A, B, C)
-        product()  # connections are set up
+        product()  # the first run sets up connections
         known, counted = expected(p, hosts), hosts.carried(product)
         inside = f"by {p.inside} " if p.inside else ""
         title = f"{algorithm} {inside}on {'x'.join(map(str, (*shape, layers)))}, {C.report.mover}"

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "hosts.sh"
 
 
 def hosts(*arguments: str, **environment: str) -> Any:
-    """Run `scripts/hosts.sh ARGUMENTS` to its end."""
+    """Run `scripts/hosts.sh ARGUMENTS`; return the finished process."""
     return jobs.run([SCRIPT, *arguments], timeout=60, **environment)
 
 
@@ -50,12 +50,12 @@ def interfaces() -> set[str]:
 
 
 def running(word: str) -> list[int]:
-    """Return the processes that have this word among their arguments."""
+    """Return the ids of processes that have this word among their arguments."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = place.read_bytes().split(b"\0")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         found += [int(place.parent.name)] * (word.encode() in words)
     return found
@@ -114,8 +114,8 @@ for source in (0, 1, 0, 1):
 
 
 def test_nothing_is_faster_than_the_rate(open_mpi: None) -> None:
-    """However slow the machine: so many bytes take so long at least, except for a burst that a cable lets through."""
-    rate, burst = 50_000_000, 8 * 128 * 1024 * 2  # in bits; bursts of the sender's card and of the port to the receiver
+    """Each message takes at least (bits - burst) / rate seconds, however slow the machine is."""
+    rate, burst = 50_000_000, 8 * 128 * 1024 * 2  # bits/s, bits: bursts of the sender's card and of the switch's port
     run = hosts("--rate", "50mbit", "2", "mpirun", "-n", "2", "--map-by", "ppr:1:node", sys.executable, "-c", SEND)
     assert run.returncode == 0, run.stderr
     seconds = [float(line) for line in run.stdout.split()]
@@ -133,7 +133,7 @@ def test_exit_codes_and_bad_arguments() -> None:
 
 @pytest.mark.parametrize("missing", ["unshare", "tc"])
 def test_hosts_that_cannot_be_made_are_a_one_line_error(tmp_path: Path, missing: str) -> None:
-    """Namespaces that are not allowed; a kernel that cannot limit a rate, which is noticed halfway."""
+    """Namespaces are forbidden, or the kernel cannot limit a rate, which fails after some hosts were made."""
     (tmp_path / missing).write_text(f"#!/bin/sh\necho '{missing}: not on this machine' >&2\nexit 1\n")
     (tmp_path / missing).chmod(0o755)
     run = hosts("2", "true", PATH=f"{tmp_path}:{os.environ['PATH']}")
@@ -143,7 +143,7 @@ def test_hosts_that_cannot_be_made_are_a_one_line_error(tmp_path: Path, missing:
 
 
 def test_several_at_a_time_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
-    """The machine's network does not change, either."""
+    """Two calls at a time; a killed call leaves no process, interface or mount on the machine."""
     before, mounts = interfaces(), Path("/proc/mounts").read_text()
     ready = tmp_path / "ready"
     program = ["sh", "-c", f"touch {shlex.quote(str(ready))}; sleep 1000 & wait", str(ready)]
@@ -161,7 +161,7 @@ def test_several_at_a_time_and_a_killed_one_leaves_nothing(tmp_path: Path) -> No
 
 
 def benchmark(script: str, *options: str, folder: Path) -> Any:
-    """Return the JSON that a benchmark between hosts writes, and its output."""
+    """Run a benchmark on two hosts; return the JSON that it writes, and its output."""
     words = [*options, "--hosts", "2x1", "--json", str(folder / "measured.json")]
     done = jobs.run(jobs.python(0, SCRIPT.parent / "benchmarks" / script, *words))
     assert done.returncode == 0, done.stderr
@@ -169,7 +169,7 @@ def benchmark(script: str, *options: str, folder: Path) -> Any:
 
 
 def test_linear_algebra_over_its_limit(open_mpi: None, tmp_path: Path) -> None:
-    """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
+    """The report has ratios of times over the limit of the cables, for pdgemm and, if installed, ScaLAPACK."""
     measured, text = benchmark("bench_linalg.py", "--quick", "--functions", "lu", folder=tmp_path)
     assert measured["hosts"] == "2x1" and measured["ranks"] == 2 and "--inside" not in measured["command"]
     limit, pdgemm, scalapack = measured["results"]
@@ -228,7 +228,10 @@ with pg.ProcessGrid(comm) as grid:
 def multiplied(
     number: int, algorithm: str, *, before: str = "true", cut: bool = False, trace: str = "", n: int = 800
 ) -> Any:
-    """Run a product on hosts with a rank each, after a change to their cables; one is cut when it begins."""
+    """Run a product on hosts of one rank each after the command `before`; return its JSON.
+
+    cut : a cable is cut when the product begins, and mended later.
+    """
     ranks = ["mpirun", "-n", str(number), "--map-by", "ppr:1:node", sys.executable, "-c", MULTIPLY]
     command = f"{before} && exec {shlex.join([*ranks, str(n), algorithm, 'cut' if cut else '', trace])}"
     run = hosts("--rate", "100mbit", str(number), "sh", "-c", command)
@@ -240,7 +243,7 @@ def multiplied(
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "inner"])
 def test_a_cable_that_is_cut_and_mended_delays_a_product(open_mpi: None, algorithm: str) -> None:
-    """The product ends when packets get through again, and not before."""
+    """The product ends only after the cable is mended."""
     assert multiplied(2, algorithm, cut=True)["mended"]
 
 
@@ -282,7 +285,7 @@ with pg.ProcessGrid(comm) as grid:
 
 
 def test_a_folder_that_other_hosts_do_not_see(open_mpi: None) -> None:
-    """Output that rank 0 writes is written there; if all ranks write, all raise, and no file remains."""
+    """A file that only rank 0 writes is written; if all ranks would write it, all raise, and no file remains."""
     run = hosts("2", "mpirun", "-n", "2", "--map-by", "ppr:1:node", sys.executable, "-c", OF_ONE_HOST)
     assert run.returncode == 0, run.stderr
     refused = "/dev/shm/folder/a.h5: rank 1 on h2 cannot open it (No such file or directory)"

@@ -98,7 +98,7 @@ def test_its_command_line_is_one_of_pdgemm(job: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on PATH")
 def test_its_command_runs(job: dict[str, Any], tmp_path: Path) -> None:
-    """Unchanged except for the hosts, the number of ranks, and the folder of the data."""
+    """The command of the job runs, with only its hosts, its number of ranks and its data folder replaced."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=60, check=False)
     if "Open MPI" not in version.stdout + version.stderr:
         pytest.skip("the command is for Open MPI's mpirun")

@@ -39,7 +39,7 @@ pytestmark = needs_cluster
 
 # ------------------------------------------------------------------ products
 def test_one_node(batch: Batch) -> None:
-    """As in the script's first lines: all by --export, and the output in the folder where sbatch was called."""
+    """As in the script's first lines: variables by --export; the output is in the folder where sbatch was called."""
     exported = ",".join(f"{name}={value}" for name, value in batch.variables.items())
     batch.variables = {}
     job = batch.completed("one_node.sbatch", f"--export=ALL,{exported}")
@@ -67,7 +67,7 @@ def test_the_speeds_of_a_machine_are_measured_once(batch: Batch) -> None:
         assert json.loads(path.read_text())["name"]
         batch.check_product()
     path.write_text("nothing")
-    assert "machine.json" in batch.refused("many_nodes.sbatch", MACHINE="machine.json")  # an error: it is read
+    assert "machine.json" in batch.refused("many_nodes.sbatch", MACHINE="machine.json")  # the existing file is read
 
 
 def test_gpus(batch: Batch) -> None:
@@ -151,9 +151,9 @@ def test_programs_that_cannot_run(batch: Batch) -> None:
 
 @pytest.mark.parametrize("script", ["run.pbs", "run.lsf"])
 def test_other_batch_systems(folder: Path, site: str, script: str) -> None:
-    """The scripts for PBS and LSF with the variables of these: two ranks on one node, the third task of an array.
+    """Scripts for PBS and LSF, with the variables that these systems set: two ranks on one node, task 3 of an array.
 
-    PBS starts a copy of the script, in the home folder.
+    PBS starts a copy of the script in the home folder.
     """
     (folder / "my.py").write_text(PROGRAM)
     (folder / "nodes").write_text("n1\nn1\n")
@@ -192,22 +192,22 @@ def test_a_part_of_a_node(batch: Batch) -> None:
 
 # ------------------------------------------------------------------ the end of jobs
 def start_now(task: Task) -> None:
-    """Remove the delay of a requeued job, which Slurm sets anew after it has cleaned up the first run."""
+    """Remove the delay of a requeued job; Slurm sets it again when it has cleaned up the first run."""
     if task["JobState"] == "PENDING":
         update = ["scontrol", "update", f"JobId={task['JobId']}", "StartTime=now"]
         run = subprocess.run(update, env=BARE, capture_output=True, text=True, timeout=60)
-        assert not run.returncode or "no longer pending" in run.stderr, run.stderr  # it may have started meanwhile
+        assert not run.returncode or "no longer pending" in run.stderr, run.stderr  # the job may have started already
 
 
 def queued_again(job: Job) -> str:
-    """Return the output of a job that received the signal of the time limit, and was requeued."""
+    """Send a job the signal of the time limit; return its output when it is requeued."""
     slurm("scancel", "--batch", "--signal=USR1", job.number)
     (task,) = job.awaited("queued again", lambda task: task["JobState"] == "PENDING")
     return output_of(task)
 
 
 def going_on(job: Job, reached: Callable[[Task], object]) -> None:
-    """Wait until a requeued job has started, and a condition holds."""
+    """Wait until a requeued job has started and `reached(task)` is true."""
 
     def started(task: Task) -> object:
         start_now(task)
@@ -226,13 +226,13 @@ def test_sigterm_while_a_file_is_written(batch: Batch, script: str, nodes: int) 
         assert len(list(batch.folder.glob(".c.h5.*.partial"))) == 1
         done = job.terminated()
         assert f"{script}: SIGTERM: the time limit is near" in done.out
-        assert "pdgemm: ended by SIG" in done.out  # the ranks had time to print it: nobody killed them
+        assert "pdgemm: ended by SIG" in done.out  # the ranks were not killed before they could print
         assert LOST in done.out and "left behind" not in done.out
 
 
 @thorough
 def test_the_time_limit(batch: Batch) -> None:
-    """Slurm sends the signal some time after the 5th second, not exactly."""
+    """Slurm sends the signal at an uncertain time after the 5th second."""
     limit = ["--time=1", "--signal=B:TERM@55"]
     done = batch.done("one_node.sbatch", *limit, seconds=100, **batch.changed(SLOW_PRODUCT))
     assert LOST in done.failed(143).out
@@ -241,7 +241,7 @@ def test_the_time_limit(batch: Batch) -> None:
 
 
 def test_a_job_with_checkpoints_is_queued_again(batch: Batch) -> None:
-    """It is requeued before the time limit, and resumes; a cancelled job is not, but the same command resumes."""
+    """A job is requeued before its time limit, and resumes; a cancelled job resumes when it is submitted again."""
     folder = batch.folder
     write_matrices(folder, (700, 700), (700, 700))
     batch.variables |= {"CHECKPOINT": "0s", "OPTIONS": "--memory 4MB"}
@@ -251,7 +251,7 @@ def test_a_job_with_checkpoints_is_queued_again(batch: Batch) -> None:
     out = queued_again(job)
     assert "the job is queued again, and goes on from the checkpoint" in out
     assert "the same command goes on from" in out and not (folder / "c.h5").exists()
-    # printed by ranks of the second run: its script handles signals by then
+    # wait for output of the second run's ranks: its script handles signals by then
     going_on(job, lambda task: " is done, saved at " in output_of(task))
     assert "the same sbatch command goes on from there" in job.terminated().out
     assert "goes on from " in batch.completed("one_node.sbatch").out
@@ -260,7 +260,7 @@ def test_a_job_with_checkpoints_is_queued_again(batch: Batch) -> None:
 
 
 def test_training_is_queued_again(batch: Batch) -> None:
-    """It is requeued before the time limit, and resumes from the state saved last."""
+    """A training job is requeued before its time limit, and resumes from the last saved state."""
     sizes = "--hidden 16 --sequence 16 --layers 2 --batch 4"
     how = "--steps 600 --every 50 --show 200 --no-report"
     words = f"{CHECKOUT}/docs/examples/gpt/train.py {sizes} {how}".split()
@@ -276,7 +276,7 @@ def test_training_is_queued_again(batch: Batch) -> None:
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=thorough)], ids=["cancelled", "killed"])
 def test_a_job_that_ends_in_a_product_harms_no_file(batch: Batch, killed: bool) -> None:
-    """By plain scancel, which signals all processes at once, and by kill -9 of the ranks."""
+    """The job is ended by plain scancel, which signals all processes at once, or by kill -9 of the ranks."""
     with batch.unharmed():
         job = batch.submit("many_nodes.sbatch", shape=(2, 2), **batch.changed(SLOW_PRODUCT))
         job.printed("read b.h5")
@@ -294,7 +294,7 @@ def test_a_job_that_ends_in_a_product_harms_no_file(batch: Batch, killed: bool) 
 
 
 def test_cancelled_steps_are_failures(batch: Batch, site: str) -> None:
-    """Open MPI's mpirun exits with 0 when the step of its daemons is cancelled."""
+    """A cancelled step fails the job, although Open MPI's mpirun then exits with 0."""
     if "--bind-to" not in Path(site).read_text():
         pytest.skip("another mpirun continues without its daemons")
     job = batch.submit("many_nodes.sbatch", shape=(2, 2), **batch.changed(SLOW_PRODUCT))

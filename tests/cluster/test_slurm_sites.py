@@ -53,7 +53,7 @@ def test_a_site_file_with_missing_settings(batch: Batch, name: str, value: str, 
 
 
 def test_which_site_file_is_read(batch: Batch, site: str) -> None:
-    """The site file of the scripts names the missing settings; the user's file has precedence."""
+    """The scripts' site file names missing settings; the user's site file has precedence."""
     del batch.variables["PDGEMM_SITE"]
     batch.variables["XDG_CONFIG_HOME"] = str(batch.folder)
     assert f"{SCRIPTS}/site.sh: PDGEMM_VENV is not set" in batch.refused("one_node.sbatch")
@@ -88,14 +88,14 @@ def test_the_folder_of_the_scripts_is_found_or_asked_for(batch: Batch, site: str
     batch.variables["XDG_CONFIG_HOME"] = str(folder)
     absolute: dict[str, Any] = {name: f"{folder}/{value}" for name, value in FILES.items()}
     batch.completed(copy / "one_node.sbatch", cwd=folder / "elsewhere", **absolute)
-    text = (copy / "one_node.sbatch").read_text()  # by a pipe: Slurm knows no path
+    text = (copy / "one_node.sbatch").read_text()  # sbatch reads the script from a pipe: Slurm knows no path
     message = "job.sh and site.sh are not found; say where they are: --export=ALL,PDGEMM_SLURM="
     assert message in batch.refused("", input=text)
     batch.completed("", input=text, **absolute, PDGEMM_SLURM=str(copy))
 
 
 def test_all_scripts_begin_alike() -> None:
-    """Each has to find job.sh without it, so each has the same lines for it."""
+    """Each script finds job.sh by the same lines, which cannot be in job.sh."""
     texts = {path.stem: path.read_text() for path in SCRIPTS.glob("*.sbatch")}
     assert len({*(re.findall(r"^set -euo.*?^\. ", text, re.DOTALL | re.MULTILINE)[0] for text in texts.values())}) == 1
     for name, text in texts.items():
@@ -138,7 +138,8 @@ def test_srun_with_pmi2(folder: Path, mpich: str) -> None:
     assert f"4 ranks by '{launch}'" in job.out
     batch.check_product()
     job = batch.done("many_nodes.sbatch", shape=(2, 2), OPTIONS="--grid 3x3")
-    assert "a 3 x 3 grid needs 9 ranks, but there are 4" in job.error("pdgemm: error: ")  # srun adds errors
+    # srun prints errors of its own, too
+    assert "a 3 x 3 grid needs 9 ranks, but there are 4" in job.error("pdgemm: error: ")
     with batch.unharmed():
         slow = batch.submit("many_nodes.sbatch", shape=(2, 2), **batch.changed(SLOW_WRITE))
         slow.printed("about to rename")
@@ -147,7 +148,7 @@ def test_srun_with_pmi2(folder: Path, mpich: str) -> None:
 
 
 def test_srun_with_pmix(folder: Path, site: str) -> None:
-    words = ["srun", "--mpi=pmix", "-n", "1", "true"]  # it lists pmix without the library, too
+    words = ["srun", "--mpi=pmix", "-n", "1", "true"]  # `srun --mpi=list` names pmix even if its library is missing
     if "--bind-to" not in Path(site).read_text() or subprocess.run(words, env=BARE, timeout=60, check=False).returncode:
         pytest.skip("needs Open MPI, and a Slurm that speaks PMIx")
     batch = Batch(folder, str(site_file(folder / "site.sh", PDGEMM_LAUNCH="srun --mpi=pmix -n {ranks}")))
@@ -174,7 +175,7 @@ def processes_with(text: str) -> list[str]:
 
 @thorough
 def test_two_clusters_at_once_and_nothing_stays(tmp_path: Path) -> None:
-    """A second cluster during the tests; its processes are gone when it is down, even in the middle of a job."""
+    """A second cluster runs during the tests; stopped during a job, it leaves no process."""
     there = tmp_path / "cluster"
     assert cluster("up", there).returncode == 0
     try:

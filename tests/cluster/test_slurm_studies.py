@@ -29,7 +29,7 @@ def drawn(study: Path) -> None:
 
 
 def test_strong_scaling(batch: Batch) -> None:
-    """On 1, 2, ... and all ranks of the allocation; finished cases are not measured again."""
+    """A study measures on 1, 2, ... and all ranks of the allocation; finished cases are not measured again."""
     job = batch.completed("strong.sbatch", shape=(1, 3), **STUDY)
     results = batch.folder / "study" / "strong.jsonl"
     shapes = [(64, 64, 64), (48, 80, 96)]
@@ -42,7 +42,7 @@ def test_strong_scaling(batch: Batch) -> None:
 
 @thorough
 def test_a_cancelled_study_resumes(batch: Batch) -> None:
-    """The step on one rank is quick, that on two does not end until the study is submitted again."""
+    """Cases on one rank are measured, cases on two ranks are cancelled; submitted again, the study runs these."""
     batch.variables |= {**STUDY, "RANKS": "1,2"}
     results = batch.folder / "study" / "strong.jsonl"
     job = batch.submit("strong.sbatch", shape=(2, 1), **batch.changed(SLOW_PRODUCT))
@@ -68,7 +68,7 @@ def test_more_ranks_than_the_allocation(batch: Batch) -> None:
 
 @thorough
 def test_weak_scaling_and_the_figures_of_both(batch: Batch) -> None:
-    """An array with a failed task; the job that depends on it and on the other study draws the existing records."""
+    """An array job with a failed task: the report job, which depends on it and on a study, draws existing records."""
     batch.variables |= STUDY
     folder, study = batch.folder, batch.folder / "study"
     strong = batch.submit("strong.sbatch", RANKS="1,2")
@@ -88,12 +88,12 @@ def test_weak_scaling_and_the_figures_of_both(batch: Batch) -> None:
 
 
 def test_the_example_of_a_study(folder: Path, site: str) -> None:
-    """docs/examples/scaling_study.sh: three jobs that wait for each other, and the report of the measurements."""
+    """docs/examples/scaling_study.sh submits three jobs, each after the other, and the last writes the report."""
     script, study = CHECKOUT / "docs" / "examples" / "scaling_study.sh", folder / "my-study"
     variables = {"ALLOCATION": "-N 1 --ntasks-per-node=2 --cpus-per-task=1", "RANKS": "1,2", "STRONG": "96,64,80"}
     variables |= {"WEAK": "48,40,32", "OPTIONS": "--repeats 2", "PDGEMM_SITE": site}
     study.mkdir()
-    machine = study / "machine.json"  # otherwise the first job measures it
+    machine = study / "machine.json"  # without a machine file the first job calibrates
     machine.write_text(load_machine().as_json())
     told = slurm(script, "my-study", cwd=folder, **variables)
     jobs = re.fullmatch(

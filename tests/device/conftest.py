@@ -10,14 +10,14 @@ from fake_cupy import fake_cupy
 
 @pytest.fixture(name="comm")
 def own_comm(comm: Any) -> Iterator[Any]:
-    """Facts about a device are cached with the grids of a communicator: give each test its own communicator."""
+    """A duplicate communicator for each test: facts about a device are cached with the grids of a communicator."""
     own = comm.Dup()
     yield own
     own.Free()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize `gpu`: one GPU for all ranks; where ranks communicate, also one each, and MPI accepts pointers."""
+    """Parametrize `gpu`: one GPU for all ranks; if ranks communicate, also one GPU each with CUDA-aware MPI."""
     if "gpu" in metafunc.fixturenames:
         both = {"comm", "movers"} & {*inspect.signature(metafunc.function).parameters}
         metafunc.parametrize("gpu", ["one GPU", "a GPU each"] if both else ["one GPU"], indirect=True)

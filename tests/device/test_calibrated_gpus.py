@@ -28,14 +28,17 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 SIZES = place.Sizes(
     side=256, widths=(16, 64, 256), times=2, copied=256, touched=1 << 14, words=1 << 12, moved=32, beside=(256, 256)
 )
-RATES = {16: 2e11, 64: 8e11, 256: 1e12}  # GFLOP/s of float64; the other types have multiples of it
+RATES = {16: 2e11, 64: 8e11, 256: 1e12}  # flop/s of float64 by the least extent of a product; other types by MULTIPLES
 MULTIPLES = {"float32": 2, "float64": 1, "complex64": 2, "complex128": 1, "float16": 8, "bfloat16": 4}
 COPY, FRESH, BUS, OVERLAP = 2e12, 3e11, 5e10, 0.7
-MESSAGE, NCCL, PEER = (5e-6, 2e-10), (2e-5, 1e-11), (3e-6, 5e-12)  # alpha and beta
+MESSAGE, NCCL, PEER = (5e-6, 2e-10), (2e-5, 1e-11), (3e-6, 5e-12)  # latency (s) and s/byte
 
 
 class KnownGpu(FakeDevice):
-    """A device whose clock counts only products, copies and messages, of which the fraction OVERLAP is hidden."""
+    """A device whose clock counts only products, copies and messages.
+
+    The fraction OVERLAP of the shorter of computing and moving is hidden.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -104,7 +107,7 @@ WAYS = {
 @pytest.mark.on_ranks(1, 3)
 @pytest.mark.parametrize("way", WAYS if everything() else ["nccl", "ipc"])
 def test_a_known_machine_is_found(comm: Any, known: Any, way: str) -> None:
-    """Rates, bandwidths, links and overlap are found within 10%; packing and staging count with the messages."""
+    """Rates, bandwidths, links and overlap are within 10% of known ones; packing and staging are part of messages."""
     with fake_device(kind=KnownGpu, reach=WAYS[way]) as device:
         known(device)
         found = calibrate(comm, device="fake")
@@ -122,10 +125,10 @@ def test_a_known_machine_is_found(comm: Any, known: Any, way: str) -> None:
     others, staged = comm.size - 1, WAYS[way].staged
     bus = staged / BUS
     bytes_of = {
-        "ring": MESSAGE[1] + bus * (1 + 1 / others),  # each part is received, and copied from its owner once
+        "ring": MESSAGE[1] + bus * (1 + 1 / others),  # a copy of each received part, and one of the own part
         "shift": MESSAGE[1] + 2 * bus,
         "reduce": MESSAGE[1] + bus * comm.size / others + (1 + 1 / others) / COPY,
-        "exchange": (NCCL[1] if way == "nccl" else MESSAGE[1]) + (2 + 1 / others) / COPY,  # staged by the kernels
+        "exchange": (NCCL[1] if way == "nccl" else MESSAGE[1]) + (2 + 1 / others) / COPY,  # kernels pack
     }
     for kind, beta in bytes_of.items():
         assert near(found.intra[kind].beta, beta), kind
@@ -160,7 +163,7 @@ def test_links_between_nodes_are_those_of_their_first_ranks(
 def test_gpus_are_measured_through_cupy(
     comm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aware: str, nccl: str
 ) -> None:
-    """Through calls of CuPy: plans for these GPUs use the measured figures, and no others."""
+    """On simulated CuPy, `calibrate` measures by CuPy's calls; plans for these GPUs use only the measured figures."""
     monkeypatch.setenv("PDGEMM_NCCL", nccl)
     small = SIZES._replace(side=64, copied=64, words=256, beside=(64, 64))
     path = comm.bcast(tmp_path / "machine.json")

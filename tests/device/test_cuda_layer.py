@@ -27,14 +27,14 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("gpu")]
 
 
 class TestCudaLayer(CudaLayer):
-    """The tests of a real GPU."""
+    """Inherits all tests for a real GPU."""
 
     OPS: ClassVar = ["NN", "TC", "CN", "NT"] if everything() else ["TC"]
 
 
 @pytest.mark.on_ranks(1)
 def test_the_trailing_matrix_is_updated_in_few_launches(grid: Any, gpu: Gpu) -> None:
-    """Cholesky takes two products per panel, and herk with a single panel one."""
+    """Cholesky launches two products per panel; herk with a single panel launches one."""
     if grid.size > 1:
         pytest.skip("each rank has other tiles")
     A = DistMatrix.random((1300, 1300), grid=grid, device="cuda")
@@ -134,7 +134,7 @@ def test_wrong_calls_of_cusolver_are_seen(gpu: Gpu, cuda: Any) -> None:
 
 
 def test_whole_numbers_are_one_call_for_each_panel(grid: Any, gpu: Gpu, cuda: Any) -> None:
-    """cuBLAS accepts the panels without conversion; the simulated one rejects others."""
+    """Panels of int8 satisfy the conditions of cuBLAS without conversion; the simulated cuBLAS checks them."""
     import cupy
 
     A = DistMatrix.random((90, 130), dtype="int8", grid=grid, device="cuda")
@@ -160,7 +160,10 @@ def test_whole_numbers_are_one_call_for_each_panel(grid: Any, gpu: Gpu, cuda: An
 
 
 def test_unequal_matrices_are_one_call(gpu: Gpu, cuda: Any) -> None:
-    """With cuBLAS 12.5 or later, for real numbers; else one call each.  The simulated cuBLAS sees wrong arguments."""
+    """One grouped call from cuBLAS 12.5 on, for real types; else one call for each product.
+
+    The simulated cuBLAS detects wrong arguments.
+    """
     from pdgemm.devices import grouped_gemm
 
     alone = MPI.COMM_SELF
@@ -178,7 +181,7 @@ def test_unequal_matrices_are_one_call(gpu: Gpu, cuda: Any) -> None:
     assert calls("complex64") == ["gemmEx"] * 19
     gpu.version = 120400
     assert calls("float64") == ["gemmEx"] * 19
-    gpu.version = 120500  # a library that cannot be loaded by its name
+    gpu.version = 120500  # libcublas cannot be loaded by its name
     assert calls("float64") == ["gemmEx"] * 19
     gpu.version = 130100
     x, z = (cuda.to_device(np.ones((3, 3), dtype), "C") for dtype in ("float64", "complex128"))
@@ -217,7 +220,7 @@ def test_copies(gpu: Gpu, cuda: Any) -> None:
         return make(X, *args)
 
     def pinned(x: np.ndarray, order: str) -> Any:
-        """Return an array outside of this GPU, which copy engines copy."""
+        """Return an array in pinned host memory, which is copied by a copy engine."""
         there = cuda.pinned(x.size, x.dtype)
         there.host[:] = x.ravel(order)  # type: ignore[call-overload]
         return there.device.reshape(x.shape) if order == "C" else there.device.reshape(x.shape[::-1]).T
@@ -226,7 +229,7 @@ def test_copies(gpu: Gpu, cuda: Any) -> None:
         patch.setattr(kernels, "_kernel", noted)
         for dtype, (rows, cols), order, by in (
             ("float64", (20, 64), "C", "memcpy2DAsync"),
-            ("float64", (20, 64), "C", "float64"),  # within the GPU kernels are faster
+            ("float64", (20, 64), "C", "float64"),  # within a GPU, kernels are faster than copy engines
             ("float64", (20, 63), "C", "float64"),
             ("float64", (64, 20), "F", "memcpy2DAsync"),
             ("float16", (9, 24), "C", "int64"),

@@ -1,4 +1,4 @@
-"""How ranks access each other's memory on GPUs, and errors where they cannot: on CuPy without a GPU (fake_cupy.py)."""
+"""How ranks access each other's GPU memory, and errors if they cannot: on CuPy without a GPU (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_failures_are_errors(comm: Any, gpu: Gpu, cuda: Any) -> None:
 
     with pytest.raises(OutOfMemoryError, match="bytes of pinned memory"):
         cuda.pinned(1 << 40, "float64")
-    tensor = Mock(spec=["__dlpack__", "__dlpack_device__"])  # memory of another library, which does not export it
+    tensor = Mock(spec=["__dlpack__", "__dlpack_device__"])  # an array of another library, which refuses to export it
     tensor.__dlpack_device__ = Mock(return_value=(2, 0))
     tensor.__dlpack__ = Mock(side_effect=BufferError("Can't export tensors that require gradient"))
     with ProcessGrid(comm) as grid:
@@ -106,7 +106,7 @@ def test_failures_are_errors(comm: Any, gpu: Gpu, cuda: Any) -> None:
 
 
 def test_mappings_of_reused_handles(comm: Any, gpu: Gpu, cuda: Any) -> None:
-    """Handles that are reused, also while arrays in the old allocation live; many mappings, and unused ones."""
+    """A reused IPC handle is mapped anew, even if arrays in the old allocation exist; old mappings are closed."""
     from pdgemm.devices import cuda_ipc
 
     if comm.size == 1:
@@ -134,7 +134,7 @@ def test_mappings_of_reused_handles(comm: Any, gpu: Gpu, cuda: Any) -> None:
                 kept.append(x)
             else:
                 del x
-                cuda_ipc.cupy.get_default_memory_pool().free_all_blocks()  # its handle is that of the next allocation
+                cuda_ipc.cupy.get_default_memory_pool().free_all_blocks()  # the next allocation has the same handle
         views.clear()
         for _ in range(cuda_ipc._UNUSED + 1):
             seen(grid, kept[0])
@@ -145,10 +145,10 @@ def test_mappings_of_reused_handles(comm: Any, gpu: Gpu, cuda: Any) -> None:
     "name", ["product", "plan", "prepared", "moved", "epilogue", "redistribute", "select", "grouped", "cholesky", "ipc"]
 )
 def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any, name: str) -> None:
-    """All ranks notice before anything is written, and repeat the operation with messages, if they may."""
+    """All ranks notice it before anything is written, and repeat the operation with messages, or raise an error."""
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
-    n = round(370 * comm.size**0.5)  # separate allocations, which are not mapped yet
+    n = round(370 * comm.size**0.5)  # large enough for separate allocations, which are not mapped yet
     a, order = np.eye(n) + np.arange(n) / n, [*range(1, n), 0]
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(a, grid=grid, device="cuda")
@@ -172,7 +172,8 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
             "cholesky": lambda: linalg.cholesky(A),
             "ipc": lambda: pdgemm(1, A, A, 1, C, algorithm="summa", mover=cuda.reach(grid).reads),
         }
-        refused = name == "ipc" or (name == "cholesky" and cuda.reach(grid).reads == "shared")  # none can send panels
+        # these cannot send panels instead
+        refused = name == "ipc" or (name == "cholesky" and cuda.reach(grid).reads == "shared")
         with monkeypatch.context() as patch:
             if comm.rank == comm.size - 1:
                 patch.setattr(gpu, "ipcOpenMemHandle", Mock(side_effect=CUDARuntimeError(2)))
@@ -189,7 +190,7 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
             "select": a.take(order, across),
             "cholesky": np.linalg.cholesky(a @ a.T),
         }
-        expected |= {"epilogue": a @ a + 2}  # 1 is read before and after the ranks know that they cannot map memory
+        expected |= {"epilogue": a @ a + 2}  # C = 1 and bias = 1
         rtol = 1e-6 if name == "epilogue" else 1e-12
         assert np.allclose(X.allgather(), expected.get(name, a @ a), rtol=rtol, atol=1e-9)
         report = X.report
@@ -202,13 +203,13 @@ def test_memory_that_one_rank_cannot_map(comm: Any, gpu: Gpu, cuda: Any, monkeyp
 
 @pytest.mark.parametrize("name", ["zeros", "pdgemm", "execute", "redistribute", "cholesky", "short"])
 def test_memory_mapped_by_other_ranks_is_freed(comm: Any, gpu: Gpu, cuda: Any, name: str, monkeypatch: Any) -> None:
-    """It is freed after its owner has released it, at the latest when a rank lacks memory, or memory is short."""
+    """Ranks unmap memory that its owner has released, at the latest when a rank runs out of memory or nearly so."""
     from pdgemm.devices import cuda_ipc
 
     if comm.size == 1:
         pytest.skip("one rank maps nothing")
     pool = cuda_ipc.cupy.get_default_memory_pool()
-    n = round(370 * comm.size**0.5)  # separate allocations
+    n = round(370 * comm.size**0.5)  # large enough for separate allocations
     with ProcessGrid(comm) as grid:
         A = DistMatrix.eye(n, grid=grid, device="cuda")
         reach, small, C = cuda.reach(grid), DistMatrix.eye(4, grid=grid, device="cuda"), A.copy()
@@ -231,19 +232,19 @@ def test_memory_mapped_by_other_ranks_is_freed(comm: Any, gpu: Gpu, cuda: Any, n
             "short": lambda: [pdgemm(1, small, small) for _ in range(2)],
         }
         comm.Barrier()
-        if comm.rank == 0:  # an allocation of each call does not fit with lingering memory, or nine tenths are used
+        if comm.rank == 0:  # allocations of the call do not fit beside the mapped memory, or nine tenths are used
             gpu.total = gpu.used() + {"short": gpu.used() // 10, "execute": 2 << 20}.get(name, 1000)
         else:
-            late, unmap = [0.05], gpu.ipcCloseMemHandle  # a rank that does not wait for the others lacks memory again
+            late, unmap = [0.05], gpu.ipcCloseMemHandle  # slow: if rank 0 does not wait, it runs out of memory again
             monkeypatch.setattr(gpu, "ipcCloseMemHandle", lambda ptr: (sleep(late.pop() if late else 0), unmap(ptr)))
         calls[name]()
         comm.Barrier()
         gpu.used()
-        assert len(gpu.given_back) <= (name == "short")  # once others have released theirs, enough is free
+        assert len(gpu.given_back) <= (name == "short")  # no freed memory is still mapped
 
 
 def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """NCCL is tried where it would be chosen; if it fails on one rank, other movers are used."""
+    """NCCL is tested before its first use; if it fails on one rank, all ranks use other movers."""
     from pdgemm.devices import cuda_ipc
 
     if gpu.count == 1:
@@ -260,11 +261,11 @@ def test_nccl_is_tried(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None
             assert reach.nccl == (not fails or comm.size == 1)
             moved = pdgemm(1, A, A, algorithm="summa").report.mover
             assert comm.size == 1 or (moved == "nccl") == (not fails)
-            assert Nccl.aborted - aborted == (fails == sending and comm.size > 1)  # no rank waits for stuck operations
+            assert Nccl.aborted - aborted == (fails == sending and comm.size > 1)  # pending operations are aborted
 
 
 def test_features_that_fail_on_one_rank_are_not_used(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """If memory for the trials or a library is missing on one rank, no rank waits for it, and messages are staged."""
+    """If one rank lacks memory or a library for the self-tests, no rank hangs, and messages are staged."""
     from pdgemm.devices import cuda_ipc
 
     if comm.size == 1:
@@ -293,7 +294,7 @@ PREPARED = in_turn(["summa", "cannon", "2.5d", "stationary_a"], ["float64", "flo
 def test_preparing_does_all_one_time_work(
     comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any, algorithm: str, dtype: str
 ) -> None:
-    """The second run creates no communicator, maps no memory and compiles no kernel: the first has done so."""
+    """The second run of a prepared plan creates no communicator, maps no memory and compiles no kernel."""
     from pdgemm.devices import kernels
 
     with ProcessGrid(comm) as grid:
@@ -321,7 +322,7 @@ def test_preparing_does_all_one_time_work(
 
 
 def test_nccl_between_nodes(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) -> None:
-    """It is tried where panels are not read in place, given up if it hangs, and not used on request."""
+    """NCCL is tested if panels are not read in place; it is not used if it hangs or if PDGEMM_NCCL=no."""
     from pdgemm.devices import cuda_nccl
 
     if gpu.count == 1 or comm.size == 1:

@@ -31,14 +31,14 @@ SCALARS = [(1, 0), (2, 1), (-0.5, 3), (1, -1)]
 
 
 def on_device(comm: Any, run: tuple[str, str], *args: Any, **options: Any) -> Any:
-    """Run `check` on a device without a race; with NCCL, MPI sends only messages of the comparison."""
+    """Run `check` on a simulated device; check that there is no race, and that with NCCL MPI sends no panels."""
     (reach, mover), schedule = WAYS[run[0]], run[1]
     with fake_device(schedule, reach=reach) as device, ProcessGrid(comm) as grid:
         before = vectors_so_far()
         report = check(grid, *args, device="fake", **{"mover": mover} | options)
         assert comm.allgather(device.races) == [[]] * comm.size
-        gathered = (vectors_so_far() - before).counted  # only for the comparison, through the host
-        if run[0] == "nccl":  # which also redistributes matrices and adds up partial sums
+        gathered = (vectors_so_far() - before).counted  # messages of the comparison
+        if run[0] == "nccl":  # NCCL also redistributes matrices and reduces partial sums
             assert device.messages == gathered.messages_sent + gathered.messages_received
     return report
 
@@ -64,10 +64,10 @@ def test_every_way_of_moving(comm: Any, algorithm: str) -> None:
         if comm.size == 1 or not all(mnk):
             continue
         way, shifted = run[0], "cannon" in (report.algorithm, report.inside)
-        if shifted and way in READ:  # blocks are copied from the neighbours' memory
+        if shifted and way in READ:  # Cannon copies blocks from the neighbours' memory
             assert report.mover == way and report.counted.words_sent == 0
             assert report.counted.words_read == report.counted.words_received
-            assert report.counted.messages_sent == 0 or max(shape) > 2  # initial blocks are read without signals
+            assert report.counted.messages_sent == 0 or max(shape) > 2  # small grids need no signals
         elif report.algorithm in ("summa", "cannon", "stationary_a", "stationary_b", "2.5d"):
             assert report.mover == ({"ring": "shift", "ibcast": "shift"}.get(way, way) if shifted else way)
         elif way == "nccl":

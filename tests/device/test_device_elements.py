@@ -38,7 +38,7 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
         assert np.array_equal((square + square.T).allgather(), x[:8] + x[:8].T)
         assert np.allclose((A @ x.T[:, :2]).allgather(), x @ x.T[:, :2])
         assert np.array_equal(A[3], x[3]) and A[3, 2] == x[3, 2]
-        x[4, 1], x[2, 5] = np.inf, np.nan  # not multiplied by 0
+        x[4, 1], x[2, 5] = np.inf, np.nan  # lost if multiplied by 0
         X = DistMatrix.from_global(x, grid=grid, block=(2, 3), order="F", device="fake")
         for k in (-20, -1, 0, 2):
             assert np.array_equal(np.triu(X, k).allgather(), np.triu(x, k), equal_nan=True)
@@ -53,7 +53,7 @@ def test_elements_of_matrices_on_a_device(comm: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use slabs of so few elements that the matrices of these tests have several."""
+    """Use slabs of so few elements that the matrices of these tests have several slabs."""
     monkeypatch.setattr(folds, "ON_DEVICE", 2000)
 
 
@@ -78,7 +78,7 @@ def test_every_reduction_and_its_copies_to_the_host(comm: Any, dtype: str) -> No
 
 @pytest.mark.parametrize("dtype", KINDS)
 def test_functions_of_elements(comm: Any, dtype: str) -> None:
-    """Only elements to be compared, and scalars of tests of all elements, are copied to the host."""
+    """To the host are copied only elements for the comparison, and one scalar for each test of all elements."""
     for number, (shape, block) in layouts(dtype, comm.size):
         x, y = two_matrices(shape, dtype)
         with fake_device([*SCHEDULES][number % 3]) as device, ProcessGrid(comm) as grid:
@@ -95,7 +95,7 @@ def test_functions_of_elements(comm: Any, dtype: str) -> None:
 
 
 def test_the_simulated_array_refuses_what_cupy_refuses() -> None:
-    """Arrays of the host combined with those of the device, functions that CuPy lacks, and those with other results."""
+    """It refuses host arrays as operands, functions that CuPy lacks, and functions with other results in CuPy."""
     with fake_device() as device:
         x = device.to_device(np.ones((3, 4)))
         for mixed in (lambda: x + np.ones(4), lambda: np.where(x > 0, x, np.ones(4)), lambda: x @ np.ones(4)):
@@ -117,7 +117,7 @@ def test_close_on_the_host_is_numpys(dtype: str) -> None:
     with np.errstate(all="ignore"):
         for other in KINDS:
             if {dtype, other} >= {"float16", "bfloat16"}:
-                continue  # which NumPy does not combine
+                continue  # NumPy does not combine these types
             (x, _), (y, _) = two_matrices((37, 23), dtype), two_matrices((37, 23), other)
             for a, b in ((x, y), (x, y[:1]), (x, 1), (x, True), (x, 1.5), (2j, y), (x, np.int8(-128))):
                 for how in ((1e-5, 1e-8, False), (0.0, 0.5, True), (np.float32(0.3), 0, True)):

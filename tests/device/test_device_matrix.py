@@ -39,7 +39,7 @@ STAGED, AWARE, ALONE = Reach("shared", staged=True), Reach("shared", staged=Fals
 
 
 def test_collectives_of_arrays_on_a_device(comm: Any) -> None:
-    """They are staged through the host, and returned to the device."""
+    """Arrays are staged through the host, and results are on the device."""
     with ProcessGrid(comm, (comm.size, 1)) as grid, fake_device("late", reach=STAGED):
         A = DistMatrix.random((comm.size, 11), grid=grid, seed=1, device="fake")
         x, counted = A.local.reshape(-1), Traffic()
@@ -81,7 +81,7 @@ def test_matrices_are_copied_to_the_device_and_back(comm: Any) -> None:
         for here, moved in ((A, there), (A.T, there.T), (A.H, there.H), (A[2:9, 1:], there[2:9, 1:])):
             back = moved.to_host()
             assert np.array_equal(back.local, here.local)
-            assert np.allclose([back.norm(), moved.norm()], here.norm(), rtol=1e-12)  # of different strides
+            assert np.allclose([back.norm(), moved.norm()], here.norm(), rtol=1e-12)  # other strides, other rounding
             assert np.array_equal(moved.allgather(), here.allgather())
             assert moved.allclose(here.copy().to_device("fake"))
         whole, expected = there.to_global(), A.to_global()
@@ -149,7 +149,7 @@ def test_managed_memory_is_staged(comm: Any) -> None:
     """MPI is not given the address of managed memory, on any rank."""
     with fake_device(reach=AWARE) as device, ProcessGrid(comm) as grid:
         x = DistMatrix.random((12, 12), grid=grid, device="fake")
-        alone = device.to_device(x.to_host().local)  # no other rank reads in place: all that moves is sent
+        alone = device.to_device(x.to_host().local)  # not in shared memory: its elements have to be sent
         alone.managed = comm.rank == comm.size - 1
         A = DistMatrix.from_local(alone, (12, 12), grid=grid)
         assert not A.mpi_addressable
@@ -159,7 +159,7 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         C = pdgemm(1, A.T[1:], x, mover="staged")
         assert np.allclose(C.allgather(), x.allgather().T[1:] @ x.allgather())
         assert comm.size == 1 or C.report.mover == "staged"
-        moved = A.redistribute(source=(0, grid.shape[1] - 1))  # whole local arrays, which could be sent without packing
+        moved = A.redistribute(source=(0, grid.shape[1] - 1))  # whole local arrays: MPI could send them unpacked
         assert np.array_equal(moved.allgather(), x.allgather())
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="a matrix is in managed memory"):
@@ -272,7 +272,7 @@ def test_batches(comm: Any) -> None:
             a, b, c = (rng.integers(-9, 9, (5, *shape)) for shape in ((4, 6), (6, 3), (4, 3)))
             a, b, c = a.astype(dtype), b.astype(dtype), c.astype(into)
             expected = [2 * (x.astype(into) @ y.astype(into)) - z for x, y, z in zip(a, b, c)]
-            for high in (4, 4 - comm.rank % 2):  # matrices of one shape, and of several
+            for high in (4, 4 - comm.rank % 2):  # on all ranks the same shape, or not
                 operands = [a, b, c] if high == 4 else [[x[:high] for x in a], list(b), [x[:high] for x in c]]
                 A, B, C = map(batch, operands)
                 assert A.device is device
@@ -292,7 +292,7 @@ def test_batches(comm: Any) -> None:
 
 
 def test_grouped_products(comm: Any) -> None:
-    """Rows are sent to their groups and back on devices, by every way of sending; bad input is refused."""
+    """Rows are sent to the ranks of their groups and back, in every way of sending; bad input is refused."""
     rng = np.random.default_rng(0)
     x, w, y = (rng.integers(-9, 9, shape) * 1.0 for shape in ((23, 6), (5, 6, 4), (46, 4)))
     groups, owner = rng.integers(-1, 5, (23, 2)), rng.integers(0, comm.size, 5)

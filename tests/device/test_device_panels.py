@@ -1,4 +1,4 @@
-"""Factorisations and triangular solves on a device with delayed work: right numbers, and no race (fake_device.py)."""
+"""Factorisations and triangular solves on a device with delayed work: right results, no race (fake_device.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNS = [*enumerate(third(pairs(WAYS_OF_PANELS, SCHEDULES, DTYPES, "CF", (True, F
 
 @pytest.fixture(params=RUNS, ids=lambda run: "-".join(map(str, run[1])))
 def run(comm: Any, request: Any) -> Iterator[Any]:
-    """Provide a device and a grid, one of the grids in turn."""
+    """A device and a grid, with the type, memory order and triangle of this run; grid shapes are taken in turn."""
     number, (way, schedule, dtype, order, lower) = request.param
     shapes = grid_shapes(comm.size)
     shape = shapes[number % len(shapes)]
@@ -70,7 +70,7 @@ def test_lu_and_reflections(comm: Any, run: Any) -> None:
     assert np.array_equal(factors.pivots, scipy.linalg.lu_factor(x)[1])
     assert factors.report.as_predicted and factors.report.device == X.device == "fake"
     T = DistMatrix.from_global(tall, grid=run.grid, block=(12, 8), order=run.order, device="fake")
-    T = T if run.lower else T.T  # a wide one
+    T = T if run.lower else T.T  # or wide
     Q, R = linalg.qr(T, method="householder")
     _, S = linalg.householder_qr(T, want_q=False)
     report: Any = S.report
@@ -125,7 +125,7 @@ def test_qr_by_rows(comm: Any, run: Any) -> None:
 
 
 def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(division, "SMALL", 8)  # so that the spectrum is divided
+    monkeypatch.setattr(division, "SMALL", 8)  # larger problems are divided
     x, s, b = rng_matrix(14, 14, "float64"), positive_definite(14, "float64"), rng_matrix(14, 3, "float64")
     with fake_device("late") as device, ProcessGrid(comm) as grid:
         A, S, B = (DistMatrix.from_global(y, grid=grid, block=3, device="fake") for y in (x, s, b))
@@ -196,7 +196,7 @@ def test_products_on_a_device_are_not_cut_for_messages(comm: Any, monkeypatch: p
     assert any(comm.allgather(launches[0]))
 
 
-LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch, the functions in which memory is lacking
+LACKING: dict[str, list[Callable[..., Any]]] = {  # by launch: functions in which this launch runs out of memory
     "potrf": [lambda linalg, A, S: linalg.cholesky(S)],
     "getrf": [lambda linalg, A, S: linalg.lu_factor(A)],
     "geqrf": [lambda linalg, A, S: linalg.householder_qr(A), lambda linalg, A, S: linalg.qr(A[:, :3], method="tsqr")],

@@ -22,7 +22,7 @@ KINDS = ("float64", "float32", "float16", "bfloat16", "int8", "int32", "bool")
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use slabs and pieces of so few elements that the matrices of these tests have several."""
+    """Use slabs and pieces of so few elements that the matrices of these tests have several of each."""
     for module in (folds, percentiles, sorting, kronecker):
         monkeypatch.setattr(module, "ON_DEVICE", 40)
     monkeypatch.setattr(checksum, "_ON_DEVICE", 40)
@@ -55,7 +55,7 @@ def matrices(grid: Any, whole: np.ndarray) -> Iterator[tuple[Any, Any]]:
 
 
 def same(result: Any, expected: Any, rtol: float = 0.0) -> None:
-    """Shape, type and elements equal NumPy's; words are as planned; a matrix is on the device."""
+    """Check that shape, type and elements equal NumPy's, words are as planned, and matrices are on the device."""
     if hasattr(result, "allgather"):
         assert result.device == "fake"
         assert result.report is None or result.report.counted == result.report.predicted
@@ -123,7 +123,7 @@ def test_checksums_residuals_and_kronecker_products(comm: Any, dtype: str) -> No
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int32", "complex64"])
 def test_elements_are_set_on_the_device(comm: Any, dtype: str) -> None:
-    """By masks, lists, slices and arrays; nothing is copied to the host."""
+    """Indexed by masks, lists, slices and arrays; nothing is copied to the host."""
     whole = drawn("float64")[:, :6].astype(dtype) if dtype != "int32" else np.arange(78).reshape(13, 6).astype(dtype)
     whole[~np.isfinite(whole.astype(complex))] = 1
     with ProcessGrid(comm) as grid:

@@ -1,4 +1,4 @@
-"""The first hour on a GPU, rehearsed on CuPy without a GPU: all steps, steps that fail, and hours that end early."""
+"""scripts/gpu/gpu_first.py, on CuPy without a GPU: all steps, failing steps, and runs that end early."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_hour_resumes_after_its_last_step(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_commands_for_a_lent_machine(tmp_path: Path, first: Any) -> None:
-    """They name each step once, with valid options, and an archive contains all files that a call has written."""
+    """The printed commands name each step once, with valid options; --archive packs all files that a call writes."""
     lines = hour(tmp_path, "--commands").stdout.splitlines()
     calls = [line.split("    #")[0].split() for line in lines if line.startswith("scripts/gpu/gpu_first.sh")]
     assert sorted(",".join(x[-1] for x in calls).split(",")) == sorted(x.name for x in first.STEPS)
@@ -80,7 +80,7 @@ def test_the_commands_for_a_lent_machine(tmp_path: Path, first: Any) -> None:
 
 
 def step(first: Any, tmp_path: Path, text: str, *more: str) -> Any:
-    """A step that runs its own script."""
+    """Return a step that runs a script with this text."""
     script = tmp_path / "own.py"
     script.write_text(text)
     return first.Step("own", "a script", 2, (*more, str(script)))
@@ -106,7 +106,7 @@ AS_TESTS = "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"
     ],
 )
 def test_verdicts(tmp_path: Path, first: Any, text: str, how: tuple[str, ...], verdict: str, why: str) -> None:
-    """Verdicts of scripts and tests: skipped tests have not passed."""
+    """Verdicts on scripts and tests; a step whose tests are all skipped has not passed."""
     found = first.run(step(first, tmp_path, text, *how), tmp_path, False, 60)
     assert found["verdict"] == verdict, found
     assert why in found["why"]
@@ -132,7 +132,7 @@ def wait_for_the_end(pids: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
-    """It is killed with all its ranks, including one that ignores signals."""
+    """A step that hangs is killed with all its ranks, including one that ignores signals."""
     pids = tmp_path / "pids"
     found = first.run(step(first, tmp_path, HANGS.format(pids=str(pids))), tmp_path, False, 8)
     assert found["verdict"] == "failed"
@@ -142,7 +142,7 @@ def test_a_step_that_hangs(tmp_path: Path, first: Any) -> None:
 
 @pytest.mark.timeout(120)
 def test_an_hour_that_is_ended_from_outside(tmp_path: Path, first: Any) -> None:
-    """No rank remains that holds the GPU."""
+    """If the whole run is ended by a signal, none of its ranks remains on the GPU."""
     pids, script = tmp_path / "pids", tmp_path / "own.py"
     script.write_text(HANGS.format(pids=str(pids)))
     program = f"import gpu_first as f; f.STEPS = [f.Step('own', '', 2, ({str(script)!r},))]; f.main(['--out', 'out'])"
@@ -159,7 +159,7 @@ def test_an_hour_that_is_ended_from_outside(tmp_path: Path, first: Any) -> None:
 
 
 def test_packages_that_are_missing(first: Any) -> None:
-    """They are named with versions, except those that a marker excludes."""
+    """Missing packages are named with versions, except those that an environment marker excludes."""
     requirements = ["numpy>=1", "numpy>=99", "no-such-thing", "no-such-thing; python_version < '3'", "pytest"]
     assert [*import_module("missing_packages").missing(requirements)] == ["numpy>=99", "no-such-thing"]
 

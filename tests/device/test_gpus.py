@@ -28,9 +28,9 @@ def test_ranks_share_gpus_evenly_and_neighbours_share_one(ranks: int, gpus: int)
 def test_a_rank_uses_the_gpu_next_to_its_processors() -> None:
     one_each, two_each = [{0, 1}, {2, 3}], [{0, 1}, {0, 1}, {2, 3}, {2, 3}]
     assert [nearest(number, one_each, {2}) for number in (0, 1)] == [1, 1]
-    assert nearest(0, one_each, {1, 2}) == 0  # it is not bound
+    assert nearest(0, one_each, {1, 2}) == 0  # a rank that is not bound to one side
     assert nearest(0, one_each, {7}) == 0
-    assert nearest(0, [set(), set()], {2}) == 0  # the system does not tell
+    assert nearest(0, [set(), set()], {2}) == 0  # the system does not say which processors are near
     assert nearest(3, two_each, {2}) == 3
     with pytest.warns(RuntimeWarning, match=r"GPU 1 is not next to this rank's processors, \[2, 3\] are"):
         assert nearest(1, two_each, {2}) == 1
@@ -96,7 +96,7 @@ except PdgemmError as error:
 
 
 def test_the_host_needs_no_cupy() -> None:
-    """A product does not load it; without CuPy, the one line of the error says how to install it."""
+    """A product on the host does not load CuPy; a device without CuPy is an error that says how to install it."""
     out = run(PRODUCT.format(first="", then="sys.modules['cupy'] = None")).split("\n")
     assert out[0] == "1.0 False"
     assert out[1].startswith("DeviceError device 'cuda' needs CuPy")
@@ -114,7 +114,7 @@ def test_cupy_without_a_gpu_is_a_one_line_error() -> None:
 
 @pytest.mark.parametrize("options", [["--device", "cuda"], pytest.param(["--device=cuda"], marks=thorough)])
 def test_the_command_line_chooses_before_mpi_starts(options: list[str]) -> None:
-    """An error is raised on this rank only, and on all ranks when a matrix is created."""
+    """A GPU is chosen before MPI starts; an error of one rank is raised on all ranks with the first matrix."""
     code = f"""
 import sys
 from pdgemm.tools.cli import commands as cli

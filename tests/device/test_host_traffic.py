@@ -1,4 +1,4 @@
-"""Bytes that each public function copies through the host although its matrix is on a device."""
+"""Bytes that each public function copies between host and device for matrices on a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N = 256  # the matrices are N x N, or N x 8
 
 @pytest.fixture(autouse=True)
 def gpus(comm: Any) -> Iterator[Gpu]:
-    """Simulate a GPU for each rank, and MPI that accepts pointers: messages do not pass through the host."""
+    """Simulate a GPU for each rank, and CUDA-aware MPI: messages do not pass through the host."""
     if comm.size > 4:
         pytest.skip("runs on up to 4 ranks")
     with fake_cupy(comm.size, aware="yes") as made:
@@ -95,11 +95,11 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "select": lambda f, o: f(o.A, [5, 3], slice(0, N, 2)), "verify": lambda f, o: f(o.AB, 1, o.A, o.B),
     "operators": lambda f, o: (abs(o.A - o.B * 2) ** 2 < o.E, np.where(o.A > o.B, o.A, 0), np.exp(o.A), np.triu(o.A)),
 }  # fmt: skip
-MORE = {  # functions that copy more, by the reason
-    "eigh": "LAPACK of one rank solves what remains of a spectrum, of which this matrix is all",
+MORE = {  # functions that copy more, and the reason
+    "eigh": "LAPACK on one rank solves small parts of the spectrum; this matrix is one small part",
     "eigvalsh": "as eigh",
     "inertia": "as eigh",
-    "matrix_rank": "LAPACK of one rank has the singular values of R, n x n",
+    "matrix_rank": "LAPACK on one rank computes the singular values of R, n x n",
     "pinv": "as matrix_rank, and U and V^H, n x n",
     "svd": "as pinv",
 }
@@ -108,7 +108,7 @@ NOT_MEASURED = {
     "to_global": "as allgather",
     "to_host": "a copy on the host",
     "from_global": "an array of the host",
-    "from_blocks": "blocks of the host; those of the device stay there, see test_blocks_of_a_matrix_on_a_device",
+    "from_blocks": "blocks on the host; test_blocks_of_a_matrix_on_a_device has blocks on the device",
     "from_function": "a function of the user, of NumPy's arrays",
     "diag": "as from_function: a vector of the host",
     "Batch": "arrays of the caller", "balance": "no matrix", "matmul_batched": "a Batch",
@@ -122,10 +122,10 @@ NOT_MEASURED = {
 
 
 def tables(o: Any) -> list[tuple[Any, list[str], dict[str, Callable[..., Any]]]]:
-    """Return each namespace with its public functions and the calls of them."""
+    """Return (namespace, names of its public functions, calls by name) for each namespace."""
     methods = [x for x in dir(DistMatrix) if x[0] != "_" and callable(getattr(DistMatrix, x))]
     exported = [x for x, value in vars(statistics).items() if x[0] != "_" and callable(value)]
-    functions = [x for x in linalg.__all__ if x not in ("LU", "plan")]  # types, and functions that read no element
+    functions = [x for x in linalg.__all__ if x not in ("LU", "plan")]  # not a function of elements
     return [
         (linalg, functions, LINALG),
         (statistics, exported, STATISTICS),
@@ -136,7 +136,7 @@ def tables(o: Any) -> list[tuple[Any, list[str], dict[str, Callable[..., Any]]]]
 
 @pytest.mark.on_ranks(1, 2)
 def test_bytes_copied_through_the_host(grid: Any, gpus: Gpu) -> None:
-    """At most 40 rows of the matrix each way, and 4 at once: panels and the matrix stay on the device."""
+    """A call copies at most 40 rows of the matrix each way, at most 4 in one copy."""
     row, o = 8 * N, operands(grid)
     for space, names, calls in tables(o):
         assert {*calls} <= {*names} <= {*calls, *NOT_MEASURED}

@@ -1,4 +1,4 @@
-"""NCCL that fails after its trial, on CuPy without a GPU (fake_cupy.py): no rank waits for it for ever."""
+"""NCCL that fails after its self-test, on CuPy without a GPU (fake_cupy.py): no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = "NCCL_ERROR_REMOTE_ERROR: a remote process exited"
 
 @pytest.fixture(autouse=True)
 def gpus(comm: Any, monkeypatch: Any) -> Iterator[Any]:
-    """Simulate a GPU for each rank, whose memory no other rank reads."""
+    """Simulate a GPU for each rank; ranks cannot read each other's memory."""
     if comm.size > 4:
         pytest.skip("nothing depends on the number of ranks")
     with fake_cupy(comm.size, aware="yes") as simulated:
@@ -30,7 +30,7 @@ def gpus(comm: Any, monkeypatch: Any) -> Iterator[Any]:
         yield simulated
 
 
-WAITS: dict[str, Callable[[Any], object]] = {  # calls of the host that wait for work behind NCCL's operations
+WAITS: dict[str, Callable[[Any], object]] = {  # calls that wait on the host for work queued after operations of NCCL
     "finish": lambda recorder: recorder.finish(),
     "synchronize_copies": lambda recorder: recorder.synchronize_copies(),
     "copied": lambda recorder: recorder.copied().Wait(),
@@ -40,7 +40,7 @@ WAITS: dict[str, Callable[[Any], object]] = {  # calls of the host that wait for
 
 @pytest.mark.parametrize("name", WAITS)
 def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
-    """All ranks raise an error that NCCL reports on one rank."""
+    """If NCCL reports an error on one rank, all ranks raise it, whichever call they wait in."""
     from pdgemm.devices.streams import recorder_of
 
     if comm.size == 1:
@@ -58,7 +58,7 @@ def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
         with pytest.raises(DeviceError, match=rf"NCCL fails on rank {comm.size - 1}, in .* of ranks 0.*: {WORDS}"):
             WAITS[name](recorder)
         assert not Nccl.waiting and Nccl.aborted
-        recorder.finish()  # nothing is waited for any more
+        recorder.finish()  # returns: nothing is pending
         assert not cuda.reach(grid).nccl
         with pytest.raises(DeviceError, match=WORDS):
             cuda.broadcast(grid.comm, x, 0)
@@ -66,7 +66,7 @@ def test_each_wait_ends(comm: Any, cuda: Any, name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "stationary_a", "2.5d"])
 def test_products(comm: Any, cuda: Any, monkeypatch: Any, algorithm: str) -> None:
-    """If one rank fails, the others raise its error, multiply by another mover, and on a new grid by NCCL again."""
+    """If NCCL fails on one rank, all raise its error; later products use another mover, on a new grid NCCL again."""
     from pdgemm.devices import cuda_nccl
 
     if comm.size == 1 or (algorithm == "2.5d" and comm.size != 4):

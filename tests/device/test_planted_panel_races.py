@@ -33,7 +33,7 @@ def divided(Q: Any, R: Any, B: Any) -> Any:
 
 
 def multiplied(L: Any, B: Any) -> Any:
-    """Compute conj(L)^-1 (conj(L) B), which is B up to rounding."""
+    """Return conj(L)^-1 (conj(L) B), which is B up to rounding."""
     return linalg.solve_triangular(L.H.T, linalg.trmm(L.H.T, B, lower=True), lower=True)
 
 
@@ -65,7 +65,7 @@ class OfPanels(Search):
             B = DistMatrix.from_global(b, grid=grid, block=4, device="fake")
             try:
                 x = FUNCTIONS[function](A, B).allgather()
-            except LinAlgError:  # of a matrix that was factored too early
+            except LinAlgError:  # a matrix was factored before its elements were ready
                 wrong = True
             else:
                 expected = b if function == "triangles" else np.linalg.solve(a.astype(complex), b)
@@ -84,7 +84,11 @@ class OfPanels(Search):
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.timeout(600)
 def test_each_synchronisation_of_panels_is_needed(comm: Any) -> None:
-    """By default only problems that showed it last; with --all, and for new lines, all of them."""
+    """Without a synchronisation, some problem has a race.
+
+    By default, a synchronisation is tried on the problems that `store` recorded for it; with --all, and for new source
+    lines, on all problems.
+    """
     if comm.size > 4:
         pytest.skip("4 ranks already need every synchronisation")
     search = OfPanels(comm, PROBLEMS, everything())

@@ -26,7 +26,7 @@ from pdgemm.schedules.products import reduction
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
-FOR_OTHERS = {  # before another rank reads or writes this memory: whether it is too early depends on timing
+FOR_OTHERS = {  # they protect accesses by other ranks: whether results are wrong without them depends on timing
     ("synchronize_copies", "packed_exchange.py"),
     ("synchronize_copies", "prepared.py"),
     ("finish", "layer_sums.py"),
@@ -34,15 +34,15 @@ FOR_OTHERS = {  # before another rank reads or writes this memory: whether it is
 
 
 def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[bool, bool]:
-    """Multiply matrices that the device is still filling: was a race reported, was the result wrong?"""
+    """Multiply matrices that the device is still filling; return whether a race was reported, and the result wrong."""
     (reach, mover), (name, shape, layers) = WAYS[way], case
     with (
         fake_device(schedule, reach=reach) as device,
         ProcessGrid(comm, shape if prod(shape) == comm.size else None) as grid,
     ):
         draw = Random(seed).choice
-        orders, block, dtype = draw(["CCC", "FCF", "CFF"]), draw([None, 3]), draw(["float64", "float32"])  # of C
-        more = draw([0, 1, 2])  # rows above A
+        orders, block, dtype = draw(["CCC", "FCF", "CFF"]), draw([None, 3]), draw(["float64", "float32"])  # dtype: of C
+        more = draw([0, 1, 2])  # A is a view without this many first rows
         if name == "cannon":  # a first block that has to be packed
             orders, block, more, dtype = "FCF", None, 1, "float64"
         made: dict[str, Any] = {"grid": grid, "block": block, "kind": "normal", "device": "fake"}
@@ -52,14 +52,14 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[b
             for s, (x, order, kind) in enumerate(zip((sides[0], *sides), orders[0] + orders, ["float64"] * 3 + [dtype]))
         )
         a, b, c = first.allgather()[more:], B.allgather(), C.allgather()
-        CONVERT(A.stored, first.stored)  # not waited for
+        CONVERT(A.stored, first.stored)  # without waiting for the copy
         if draw([True, False, False]):
             A = DistMatrix(A.stored, grid, A.distribution, A.order, shared=False)
         A, beta = A[more:], draw([0, 1])
         options = {"algorithm": name, "shape": shape, "layers": layers, "mover": mover, "panel_width": 5}
-        lookahead = 1 if name == "inner" else draw([0, 1, 2])  # one window is reduced while the next is multiplied
+        lookahead = 1 if name == "inner" else draw([0, 1, 2])  # 1: a window is reduced while the next is multiplied
         pdgemm(1, A, B, beta, C, lookahead=lookahead, **options)
-        # in its present state, without a wait
+        # C as it is now, without waiting for the device
         result = DistMatrix(C.stored.x.copy(C.order), grid, C.distribution, C.order).allgather()
         wrong = not gemm_error(result, 1, a, b, beta, c) <= TOLERANCE
         told, wrong = (any(comm.allgather(x)) for x in (bool(device.races), wrong))
@@ -67,7 +67,7 @@ def outcome(comm: Any, way: str, schedule: str, case: Any, seed: str) -> tuple[b
 
 
 def problems(size: int) -> dict[str, tuple[Any, str]]:
-    """Return the algorithms that can be forced on so many ranks, with each way of moving panels; by name."""
+    """Return (algorithm on a grid, way of moving panels) by name, for all that run on `size` ranks."""
     return {
         f"{name} {pr}x{pc}x{layers} {way}": ((name, (pr, pc), layers), way)
         for (name, (pr, pc), layers), way in itertools.product(accepted(size), WAYS)
@@ -75,7 +75,7 @@ def problems(size: int) -> dict[str, tuple[Any, str]]:
 
 
 class OfProducts(Search):
-    """The problems are all algorithms that can be forced on so many ranks, with each way of moving panels."""
+    """Search among the products of all algorithms and grids on these ranks, with each way of moving panels."""
 
     stored = Path(__file__).with_name("races.json")
 
@@ -93,7 +93,7 @@ class OfProducts(Search):
 
 @contextmanager
 def several_messages() -> Iterator[None]:
-    """Send large matrices in several messages: redistributed ones, and windows of partial sums."""
+    """Set small limits, so that redistributions and partial sums are sent in several messages."""
     plans = exchange.plan_exchange, planner.best_plan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "DEVICE_BYTES", 64)
@@ -109,7 +109,11 @@ def several_messages() -> Iterator[None]:
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.timeout(600)
 def test_each_synchronisation_is_needed(comm: Any) -> None:
-    """By default only problems that showed it last; with --all, and for new lines, all of them."""
+    """Without a synchronisation, some problem has a race.
+
+    By default, a synchronisation is tried on the problems that `store` recorded for it; with --all, and for new source
+    lines, on all problems.
+    """
     if comm.size > 4:
         pytest.skip("4 ranks already need every synchronisation")
     with several_messages():

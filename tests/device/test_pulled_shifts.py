@@ -1,4 +1,4 @@
-"""Cannon's algorithm with blocks copied from the neighbours' device memory; without either signal it has a race."""
+"""Cannon's algorithm with blocks copied from neighbours' device memory; both of its signals are needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 
 
 def outcome(comm: Any, shape: tuple[int, int], lookahead: int) -> list[str]:
-    """Return the races of all ranks in two products."""
+    """Return the races that all ranks report in two products."""
     with fake_device(reach=Reach("ipc")) as device, ProcessGrid(comm) as grid:
         A, B, C = (DistMatrix.random((36, 36), grid=grid, seed=s, device="fake") for s in range(3))
         for _ in range(2):
@@ -28,7 +28,7 @@ def outcome(comm: Any, shape: tuple[int, int], lookahead: int) -> list[str]:
 @square_grid
 @pytest.mark.parametrize("lookahead", [0, 3])
 def test_blocks_are_copied_beside_products(comm: Any, lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each copy after a signal starts, and is waited for, while a product is still in its stream."""
+    """Each copy after a signal starts and ends while a product is still in its stream."""
     if comm.size < 4:
         pytest.skip("fewer blocks than buffers")
     beside, wait = list[bool](), pull._Copied.Wait
@@ -47,7 +47,7 @@ def test_blocks_are_copied_beside_products(comm: Any, lookahead: int, monkeypatc
 @pytest.mark.on_ranks(6)
 @pytest.mark.parametrize("lookahead", [1, 2])
 def test_both_signals_are_needed(comm: Any, lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that skips one of the waits reads memory that is being written, or writes memory that is being read."""
+    """A rank that does not wait for a signal has a race: it reads a block too early, or overwrites it too early."""
     if comm.size < 6:
         pytest.skip("fewer blocks than buffers and two")
     assert outcome(comm, (1, comm.size), lookahead) == []

@@ -1,4 +1,4 @@
-"""Every command of README.md, the pages and the docstrings does what it shows, on the stated number of ranks."""
+"""Commands in README.md, the pages and the docstrings print the shown output, on the stated number of ranks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ PAGES = sorted(
 )
 
 
-# tests/examples runs its programs on 4 ranks, too, and compares their output; a rank loads scikit-learn for 2 s
+# by default not run here: tests/examples runs its programs, and each rank loads scikit-learn for 2 s
 GALLERY = CHECKOUT / "docs/examples/README.md"
-STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}  # of commands
+# the first words of commands
+STARTS = {"pdgemm", "python", "mpirun", "mpiexec", "srun", "nsys", "time", "scripts/hosts.sh"}
 
 
 def of_pages(long: Sequence[Path] = ()) -> list[object]:
@@ -55,9 +56,9 @@ def test_page(page: Path, jobs: Jobs, tmp_path: Path, tmp_path_factory: pytest.T
             except AssertionError as error:
                 raise AssertionError(f"{page.name}, line {block.line}: {error}") from None
     shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the pages
+    if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test pages
         shared = shared.parent
-    for name in reader.written:  # so that pages can be typed one after another in one folder
+    for name in reader.written:  # two pages must not write the same file: users may follow several pages in one folder
         writers = shared / "written by pages" / name
         writers.mkdir(parents=True, exist_ok=True)
         (writers / page.name).touch()
@@ -96,17 +97,17 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def scripts(block: Block) -> Iterator[str]:
-    """Yield the shell commands of a block."""
+    """Yield the shell commands of a block; of a Python block none."""
     if block.language != "python":
         yield from (command for command, _ in block.dialogue())
 
 
 def check_command(words: list[str], whole: bool) -> None:
-    """The scripts exist, and `pdgemm` has the command and the options."""
+    """Check that scripts in a command exist, and that `pdgemm` has its command and options."""
     for word in words:
         if word.startswith(("scripts/", "slurm/", "docs/", "tests/")) and not set("*{") & set(word):
             assert (CHECKOUT / word.partition("::")[0]).exists(), f"there is no {word}"
-    while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):  # variables of a command
+    while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):  # environment variables before a command
         words = words[1:]
     if not words or words[0] not in STARTS or "pdgemm" not in words[:-1]:
         return
@@ -135,7 +136,7 @@ def test_docstrings(ranks: int, tmp_path: Path) -> None:
     assert int(done.stdout.split()[0]) > 5, done.stdout
 
 
-# -- faults of a page that the reader notices
+# -- faults of a page that the tests detect
 
 
 SHELL = """

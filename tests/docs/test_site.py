@@ -75,7 +75,7 @@ def test_links(site: Path, pages: dict[str, BeautifulSoup]) -> None:
 
 @pytest.mark.timeout(400)
 def test_nothing_is_fetched(pages: dict[str, BeautifulSoup], site: Path) -> None:
-    """A page is displayed and searched without a network."""
+    """Pages load no file from the network, also for the search."""
     for name, page in pages.items():
         loaded = [str(tag.get("src") or tag.get("href")) for tag in page.find_all(["script", "link", "img", "iframe"])]
         assert not [x for x in loaded if x.startswith(("http:", "https:", "//"))], name
@@ -84,7 +84,7 @@ def test_nothing_is_fetched(pages: dict[str, BeautifulSoup], site: Path) -> None
 
 @pytest.mark.timeout(400)
 def test_every_public_name_is_documented(site: Path) -> None:
-    *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)  # after four lines of comments
+    *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)  # packed data after four lines of comments
     objects = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
     wanted = {f"pdgemm.{name}" for name in pdgemm.__all__} | {"pdgemm.io.hdf5.load", "pdgemm.io.hdf5.save"}
     wanted |= {f"pdgemm.errors.{name}" for name in vars(errors) if name.endswith("Error") and name != "PdgemmError"}
@@ -111,7 +111,7 @@ def test_pictures_have_words(pages: dict[str, BeautifulSoup]) -> None:
 
 
 def test_environment_variables() -> None:
-    """The table has exactly the variables that the sources name."""
+    """The table of environment variables has exactly the variables that the sources name."""
     folders = [CHECKOUT / name for name in ("pdgemm", "grids", "io", "slurm")]
     sources = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".sh", ".sbatch")]
     sources += CHECKOUT.glob("scripts/**/*.sh")

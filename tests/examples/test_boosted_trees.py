@@ -1,4 +1,4 @@
-"""boosted_trees.py: the same trees on any number of ranks, each split against all that there are, words, and errors."""
+"""boosted_trees.py: trees do not depend on the number of ranks, splits are optimal, and words equal the formula."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def options(words: str = "") -> Any:
 
 
 def data(rows: int = ROWS, values: int = 20) -> tuple[np.ndarray, np.ndarray]:
-    """Return features of few values: three with gaps, of which two tell something, a constant, and one without any."""
+    """Return X and y: three features with gaps (in two of them gaps depend on y), a constant, and an empty feature."""
     rng = np.random.default_rng(8)
     X = rng.integers(0, values, (rows, 5)) / 4 - 2
     y = (X[:, 0] + X[:, 1] * X[:, 2] + rng.standard_normal(rows) > 0).astype(float)
-    X[(rng.random(rows) < 0.3) & (y == 1), 0] = np.nan  # a gap tells that y is 1, and in the next feature that it is 0
+    X[(rng.random(rows) < 0.3) & (y == 1), 0] = np.nan  # gaps only where y is 1; below, where y is 0
     X[(rng.random(rows) < 0.3) & (y == 0), 1] = np.nan
     X[rng.random(rows) < 0.2, 2] = np.nan
     X[:, 3], X[:, 4] = 7, np.nan
@@ -43,7 +43,7 @@ def data(rows: int = ROWS, values: int = 20) -> tuple[np.ndarray, np.ndarray]:
 
 
 def own_rows(mesh: Any, rows: int = ROWS, seed: int = 0) -> slice:
-    """Return the rows of this rank: any cuts; of three ranks or more one has no row."""
+    """Return the rows of this rank, cut at random; of three or more ranks one has no rows."""
     p = mesh.shape.dp
     cuts = np.sort(np.random.default_rng(seed).integers(0, rows + 1, p - 1))
     if p > 2:
@@ -57,7 +57,7 @@ def fitted(mesh: Any, X: np.ndarray, y: np.ndarray, chosen: Any, seed: int = 0) 
 
 
 def alone(X: np.ndarray, y: np.ndarray, chosen: Any) -> Any:
-    """Return the model of one process."""
+    """Return the model that one process fits."""
     with Mesh(MPI.COMM_SELF, dp=1) as mesh:
         return example("boosted_trees").fit(mesh, X, y, chosen)
 
@@ -71,7 +71,7 @@ def same(model: Any, other: Any) -> bool:
     "words", ["", "--loss squared --rate 0.5 --gamma 0.1", "--depth 6 --bins 7 --child-weight 0 --lambda 0"]
 )
 def test_trees_are_those_of_one_process(comm: Any, mesh: Any, words: str) -> None:
-    """To the bit, for rows that are divided in two ways; and the words are those of the formula."""
+    """Trees equal those of one process to the bit, for two divisions of the rows; words equal the formula."""
     module, (X, y), chosen = example("boosted_trees"), data(), options(f"--trees 3 {words}")
     if chosen.loss == "squared":
         y = np.exp(10 * X[:, 2]) * (1 + y) + np.arange(len(y)) / 3  # of many magnitudes
@@ -85,17 +85,17 @@ def test_trees_are_those_of_one_process(comm: Any, mesh: Any, words: str) -> Non
         moved = [mesh.traffic[kind].words_received - before[kind] for kind in ("histograms", "edges")]
         number, *expected = module.expected(mesh, model[1:], 5, chosen)
         assert moved == expected
-        sums = [comm.allreduce(x) for x in moved]  # each number comes in 2 (p - 1) times, on all ranks together
+        sums = [comm.allreduce(x) for x in moved]  # all ranks together receive each number 2 (p - 1) times
         assert sums[0] == 2 * (comm.size - 1) * number * 2 * 5 * (chosen.bins + 1)
         assert sums[1] == 2 * (comm.size - 1) * (64 * 5 * chosen.bins + 5)
 
 
 def test_ends_of_bins_are_quantiles(mesh: Any) -> None:
-    """Of each column without its gaps, for numbers of any size, equal ones, and infinite ones."""
+    """Quantiles of each column without its gaps; numbers of any magnitude, equal, or infinite."""
     rng = np.random.default_rng(3)
     X = rng.standard_normal((83, 6)) * 10.0 ** rng.integers(-300, 300, (83, 6))
     X[:, 1] = rng.integers(-2, 3, 83)
-    X[::3, 1] *= -1.0  # -0.0 is 0.0
+    X[::3, 1] *= -1.0  # -0.0 must equal 0.0
     X[rng.random((83, 6)) < 0.2] = np.nan
     X[:7, 2], X[7:30, 2], X[:, 3], X[1:, 4] = np.inf, -np.inf, np.nan, np.nan
     X[0, 4], X[:, 5] = 5e-324, np.copysign(np.nan, -1)
@@ -110,7 +110,7 @@ def test_ends_of_bins_are_quantiles(mesh: Any) -> None:
 
 # ---------------------------------------------------------------- splits
 def gain(g: np.ndarray, h: np.ndarray, left: np.ndarray, chosen: Any) -> float:
-    """The gain of a split whose left rows are `left`, or 0 where a side is too light."""
+    """Return the gain of a split whose left rows are `left`, or 0 if the sum of h of a side is below child_weight."""
     sides = [(g[rows].sum(), h[rows].sum()) for rows in (left, ~left)]
     if min(H for _, H in sides) < chosen.child_weight or left.all() or not left.any():
         return 0.0
@@ -119,7 +119,7 @@ def gain(g: np.ndarray, h: np.ndarray, left: np.ndarray, chosen: Any) -> float:
 
 
 def every_split(X: np.ndarray) -> Iterator[tuple[int, float, int, np.ndarray]]:
-    """Yield feature, edge, side of rows without a value, and the rows on the left."""
+    """Yield feature, edge, side of rows without a value, and mask of the rows on the left."""
     for feature, x in enumerate(X.T):
         for edge in np.unique(x[~np.isnan(x)]):
             for missing in (0, 1):
@@ -127,7 +127,10 @@ def every_split(X: np.ndarray) -> Iterator[tuple[int, float, int, np.ndarray]]:
 
 
 def check_node(tree: Any, node: int, X: np.ndarray, g: np.ndarray, h: np.ndarray, depth: int, chosen: Any) -> list[Any]:
-    """Compare a node with the best of all splits of its rows, and its children too; return the splits of the tree."""
+    """Check that a node and its descendants have the best splits of their rows.
+
+    Returns each split with its gain over the same split whose missing values are on the other side.
+    """
     here, gains = tree[node], [(gain(g, h, left, chosen), *split) for *split, left in every_split(X)]
     best = max(x[0] for x in gains) if depth < chosen.depth else 0.0
     if not here["child"]:
@@ -149,7 +152,7 @@ def check_node(tree: Any, node: int, X: np.ndarray, g: np.ndarray, h: np.ndarray
 
 @pytest.mark.parametrize("words", ["", "--gamma 0.3 --child-weight 2.5", "--loss squared --lambda 0.25 --depth 3"])
 def test_splits_are_the_best_of_all(mesh: Any, words: str) -> None:
-    """Every number is the end of a bin, so all splits of all features are tried; rows with gaps go either way."""
+    """Every number is the end of a bin, so all splits are compared, with missing values on either side."""
     module, (X, y), chosen = example("boosted_trees"), data(), options(f"--trees 2 --bins 97 {words}")
     model = fitted(mesh, X, y, chosen)
     score, sides = np.full(len(y), model[0]), set()
@@ -159,13 +162,13 @@ def test_splits_are_the_best_of_all(mesh: Any, words: str) -> None:
         g, h = module.LOSSES[chosen.loss][0](score, y)
         splits = check_node(tree, 0, X, g, h, 0, chosen)
         sides |= {own[2] for own, more in splits if more > 1e-3}
-        assert {own[0] for own, _ in splits} <= {0, 1, 2}  # a constant and a feature without values split nothing
+        assert {own[0] for own, _ in splits} <= {0, 1, 2}  # the constant and the empty feature never split
         score = after
     assert sides == {0, 1}
 
 
 def test_a_gap_is_all_that_a_feature_says(mesh: Any) -> None:
-    """A feature is constant, or missing: the rows without it are on one side, whatever else comes."""
+    """A feature has one value or none: the split separates rows with and without the value."""
     module, y = example("boosted_trees"), (np.arange(30) % 3 == 0).astype(float)
     X = np.where(y == 1, np.nan, 7.0)[:, None]
     model = fitted(mesh, X, y, options("--trees 2"))
@@ -175,13 +178,13 @@ def test_a_gap_is_all_that_a_feature_says(mesh: Any) -> None:
 
 # ---------------------------------------------------------------- errors
 def test_sums_that_int64_may_not_have_are_refused(comm: Any, mesh: Any) -> None:
-    """By their bound, on all ranks; the largest number of bits is exact, where all rows are as large as one can be."""
+    """All ranks refuse sums whose bound exceeds int64; with the most bits the sum of the largest addends is exact."""
     X, y = np.arange(7.0)[:, None], np.full(7, 1 - 2.0**-30)
     words = "--loss squared --trees 1 --child-weight 0"
     assert fitted(mesh, X, y, options(f"{words} --bits 60"))[0] == y[0]
     with pytest.raises(PdgemmError, match="no sum of 7 numbers of 61 bits: bits must be <= 60"):
         fitted(mesh, X, y, options(f"{words} --bits 61"))
-    y[3] = 1e200  # of one rank
+    y[3] = 1e200  # a row of one rank
     with pytest.raises(PdgemmError, match=r"less than 2\^500: g is up to 1e\+200, h 1.0"):
         fitted(mesh, X, y, options(words))
 
@@ -204,7 +207,7 @@ def bad_input() -> dict[str, tuple[str, Any]]:
 
 
 def test_bad_input(mesh: Any) -> None:
-    """One exception on all ranks, where all or one alone pass what is wrong; and afterwards all goes on."""
+    """Bad input on all ranks, or on one, raises an error on all ranks; later calls succeed."""
     X, y = data()
     fit = example("boosted_trees").fit
     for message, (words, arrays) in bad_input().items():
@@ -222,7 +225,7 @@ def test_bad_input(mesh: Any) -> None:
 
 # ---------------------------------------------------------------- the program
 def test_boosted_trees(mesh: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it prints is the gallery's, and its trees too; but for words, which ranks change."""
+    """The output equals that in the gallery, except for the words, which depend on the ranks."""
     picture = shared_tmp_path / "boosted_trees.png"
     example("boosted_trees").main("--missing", "0.1", "--picture", str(picture))
     mesh.comm.Barrier()

@@ -1,7 +1,7 @@
 """The programs of docs/examples, on these ranks: their results against NumPy, SciPy and scikit-learn.
 
-What an example prints is what its gallery shows; numbers that rounding decides are of the same size.  Its functions are
-also called with matrices on every grid.
+An example prints the output that the gallery shows; numbers that are rounding errors may be 100 times as large.
+Functions of examples are also called with matrices on every grid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture
 def ran(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Path]:
-    """Run an example in a folder, and compare what it prints with its gallery."""
+    """A function that runs an example in a temporary folder, and compares its output with the gallery."""
 
     def run(name: str) -> Path:
         capsys.readouterr()
@@ -48,24 +48,24 @@ def ran(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def shown_of(name: str) -> str:
-    """Return the output of an example in the gallery."""
+    """Return the output of an example that the gallery shows."""
     found = re.search(rf"\$ .*examples/{name}\.py\n(.*?)```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
     assert found
     return found[1]
 
 
 def wording(text: str) -> str:
-    """Return a text without the numbers that rounding decides, and what differs between versions of Python."""
+    """Return a text without rounding errors, and without parts that differ between versions of Python."""
     return re.sub(r"\d+e[+-]\d+|\d+ (?=steps|modules)|(?<=the first five: ).*", "#", text)
 
 
 def roundings(text: str) -> list[float]:
-    """Return the numbers of a text that rounding decides: those with an exponent."""
+    """Return the rounding errors in a text: integers with an exponent, such as 3e-15."""
     return [float(x) for x in re.findall(r"\d+e[+-]\d+", text)]
 
 
 def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
-    """Yield a matrix on every grid of these ranks, in blocks that do not divide it, or one block for each rank."""
+    """Yield a matrix on every grid of these ranks, in small blocks that do not divide it, or in one block per rank."""
     for shape, block in zip(grid_shapes(comm.size), itertools.cycle([(3, 2), None, (2, 5)])):
         with ProcessGrid(comm, shape) as grid:
             yield DistMatrix.from_global(whole, grid=grid, block=block)
@@ -80,7 +80,7 @@ def same_on_all(comm: Any, x: np.ndarray) -> bool:
 
 
 def aligned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the columns of x with the signs that those of y have."""
+    """Return x, its columns multiplied by 1 or -1 to agree with those of y."""
     return x * np.sign((x * y).sum(axis=0))
 
 
@@ -94,7 +94,7 @@ def test_pca(ran: Callable[[str], Path]) -> None:
         X, scores = digits["X"][:], made["scores"][:]
     expected = PCA(10, svd_solver="full").fit_transform(X)
     assert np.array_equal(X, load_digits().data)
-    assert scores.shape == (1797, 10) and np.allclose(aligned(scores, expected), expected, atol=0.02)  # of 60
+    assert scores.shape == (1797, 10) and np.allclose(aligned(scores, expected), expected, atol=0.02)  # up to 60
 
 
 def test_pca_on_every_grid(comm: Any) -> None:
@@ -108,14 +108,14 @@ def test_pca_on_every_grid(comm: Any) -> None:
 
 
 def test_pca_file(ran: Callable[[str], Path]) -> None:
-    """The picture has the components of the example's last call; the file is larger than the memory."""
+    """The example reads a file of more than twice its memory limit."""
     folder, module = ran("pca_file"), example("pca_file")
     X = np.load(folder / "patches.npy")
     assert X.nbytes > 2 * module.MEMORY
 
 
 def test_pca_file_on_every_grid(comm: Any, shared_tmp_path: Path) -> None:
-    x = drawn(203, 40) * 1.5 ** -np.arange(40) + 3  # variances that are well apart, and a mean
+    x = drawn(203, 40) * 1.5 ** -np.arange(40) + 3  # variances that are well apart, and a mean of 3
     _, s, Vt = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -128,7 +128,7 @@ def test_pca_file_on_every_grid(comm: Any, shared_tmp_path: Path) -> None:
 
 
 def test_nearest_neighbours(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The program runs on one rank, on files that a product on all of them wrote."""
+    """The program runs on one rank; it reads files that a product on all ranks wrote."""
     module = example("nearest_neighbours")
     from sklearn.datasets import load_digits
 
@@ -137,7 +137,7 @@ def test_nearest_neighbours(comm: Any, shared_tmp_path: Path, capsys: pytest.Cap
     hdf5.save(shared_tmp_path / "similarity.h5", "/S", X @ X.T)
     if comm.rank == 0:
         module.main(shared_tmp_path)
-        assert capsys.readouterr().out == shown_of("nearest_neighbours")  # integers: exact
+        assert capsys.readouterr().out == shown_of("nearest_neighbours")  # only integers: equal texts
         assert (shared_tmp_path / "nearest_neighbours.png").stat().st_size > 0
 
 
@@ -163,12 +163,12 @@ def test_inverse_and_polar_factor_on_every_grid(comm: Any) -> None:
 def test_links_of_modules() -> None:
     names, links = example("pagerank").links_of_modules()
     assert links.diagonal().sum() == 0
-    assert links[names.index("types"), names.index("enum")] == 1  # "from types import MappingProxyType"
+    assert links[names.index("types"), names.index("enum")] == 1  # because of "from types import MappingProxyType"
     assert links[names.index("enum"), names.index("types")] == 0
 
 
 def test_pagerank_on_every_grid(comm: Any) -> None:
-    """Against the eigenvector of the whole matrix; page 4 has no links, page 0 has none that lead to it."""
+    """Compared with NumPy's eigenvector of the whole matrix; page 4 has no links, and no link leads to page 0."""
     links = (np.random.default_rng(3).random((11, 11)) < 0.3).astype(float)
     links[:, 4], links[0, :] = 0, 0
     P = np.where(links.sum(axis=0) > 0, links / np.maximum(links.sum(axis=0), 1), 1 / 11)
@@ -194,7 +194,7 @@ def test_gaussian_process_on_every_grid(comm: Any) -> None:
 
 
 def test_least_squares_on_every_grid(comm: Any) -> None:
-    """Columns that are nearly the same: what the normal equations lose, a QR factorisation does not."""
+    """Two columns are nearly equal: the normal equations lose digits, a QR factorisation does not."""
     x, b = drawn(41, 5), drawn(41, 6)[:, 5]
     x[:, 1] = x[:, 0] + 1e-5 * x[:, 1]
     exact = np.linalg.lstsq(x, b)[0]
@@ -205,7 +205,7 @@ def test_least_squares_on_every_grid(comm: Any) -> None:
 
 
 def test_modes_of_a_plate_on_every_grid(comm: Any) -> None:
-    """Against SciPy on the whole matrices: frequencies, and modes that are orthonormal in the norm of the masses."""
+    """Frequencies equal SciPy's for the whole matrices; modes are orthonormal with respect to the mass matrix."""
     module, side = example("vibrating_plate"), 6
     mass = module.masses(side, 4.0)
     for shape in grid_shapes(comm.size):

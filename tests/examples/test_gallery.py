@@ -1,4 +1,4 @@
-"""docs/examples/README.md is what scripts/gallery.py makes of the examples; a command of it, run as it stands there."""
+"""docs/examples/README.md is up to date (scripts/gallery.py writes it), and its commands run as printed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_texts_and_pictures_are_those_of_the_examples() -> None:
     spec.loader.exec_module(gallery)
     assert {*gallery.COMMANDS, *gallery.WITH_TORCH} == {path.stem for path in EXAMPLES.glob("*.py")}
     outputs = re.findall(r"^\$ [^\n]*examples/(\w+)\.py[^\n]*\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
-    assert gallery.page(dict(outputs)) == PAGE  # else run scripts/gallery.py
+    assert gallery.page(dict(outputs)) == PAGE  # if not, run scripts/gallery.py
     pictures = {path.stem: path.stat().st_size for path in (EXAMPLES / "pictures").iterdir()}
     assert pictures.keys() == {*gallery.COMMANDS, "gpt_curves", "scaling_study", "training_curves"}
     assert max(pictures.values()) <= 40_000
@@ -36,7 +36,7 @@ def test_texts_and_pictures_are_those_of_the_examples() -> None:
 
 @needs_mpiexec
 def test_a_command_of_the_gallery(tmp_path: Path) -> None:
-    """From another folder, into which the example writes; what it prints is printed once."""
+    """An example runs from another folder and writes its files to it; one rank prints."""
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     (line,) = re.findall(r"^\$ (mpirun .*examples/pca\.py)$", PAGE, re.MULTILINE)
@@ -48,7 +48,7 @@ def test_a_command_of_the_gallery(tmp_path: Path) -> None:
 
 @needs_mpiexec
 def test_a_state_of_another_program_is_one_line_of_all_ranks(tmp_path: Path) -> None:
-    """And exit code 2, without a line of the program."""
+    """All ranks fail with one message and exit code 2; the program itself prints nothing."""
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     (tmp_path / "run.h5").write_text("no state")

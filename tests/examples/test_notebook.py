@@ -1,4 +1,4 @@
-"""docs/examples/notebook.ipynb, run from its first cell to its last in a kernel of its own, with MPI engines."""
+"""docs/examples/notebook.ipynb, run from its first cell to its last in a new kernel, with MPI engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ nbclient: Any = pytest.importorskip("nbclient")
 
 
 def shown_by(cell: Any) -> str:
-    """Return what a cell prints and returns."""
+    """Return the text of a cell's outputs and result."""
     texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
     return "".join(texts)
 
@@ -26,14 +26,15 @@ def shown_by(cell: Any) -> str:
 def test_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipyparallel")
     pytest.importorskip("matplotlib")
-    for variable in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # not those of whoever runs the tests
+    for variable in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # not the user's own folders
         monkeypatch.setenv(variable, str(tmp_path / variable))
     notebook = nbformat.read(NOTEBOOK, 4)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3", resources=resources).execute()
     shown = {cell.source: shown_by(cell) for cell in notebook.cells if cell.cell_type == "code"}
 
-    (part,) = {text for source, text in shown.items() if source.startswith('view["part"]')}  # after the error as before
+    # equal before and after the error
+    (part,) = {text for source, text in shown.items() if source.startswith('view["part"]')}
     assert part == "[(300, 150), (300, 150), (300, 150), (300, 150)]"
     told = "".join(shown.values())
     assert "C (600 x 300) := A (600 x 400) B" in told and "4 engines" in told

@@ -7,7 +7,7 @@ grid columns; each rank forms one product; and the parts of C are reduce-scatter
                      A1 | 11 12 |         gathers:                                A_il, B_lj
                      A2 | 21 22 |         adds up over l and keeps:               C_ij^l of sum_l A_il B_lj
 
-The package knows only its schedule, its entry and its executor."""
+Outside of this module only `allgather_3d_registered` is used: it registers the schedule, an entry and the executor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------ the schedule
 @dataclass(frozen=True)
 class AllGather3D(Product):
-    """A is on Pr x (c Pc) ranks and B on (c Pr) x Pc, each part of k contiguous; C's rows on (Pr c), its columns on Pc.
+    """The schedule.  A is on a Pr x (c Pc) grid, B on (c Pr) x Pc, C on (Pr c) x Pc, each part contiguous.
 
     rank_map : the ranks, layer by layer, row by row.
     layers : c.
@@ -64,7 +64,7 @@ class AllGather3D(Product):
 
     @cached_property
     def inner(self) -> tuple[np.ndarray, np.ndarray]:
-        """Inner indices of each part of A and of B, layer by layer."""
+        """The number of inner indices in each part of A, and of B: a row for each layer."""
         a, b = counts_of(self.A.distribution.cols), counts_of(self.B.distribution.rows)
         return a.reshape(self.layers, -1), b.reshape(self.layers, -1)
 
@@ -73,7 +73,7 @@ class AllGather3D(Product):
         return self.reduction.turns(None)
 
     def at(self, rank: int) -> tuple[int, int, int]:
-        """Layer, row and column of a rank."""
+        """Return layer, row and column of a rank."""
         (pr, pc), where = self.grid.shape, self.rank_map.index(rank)
         return where // (pr * pc), where // pc % pr, where % pc
 
@@ -90,7 +90,7 @@ class AllGather3D(Product):
         return dealt and whole and begin and shares and there
 
     def rounds(self) -> Iterator[Round]:
-        """Each rank's part of A to its row and of B to its column, one product, and the sums over the layers."""
+        """Yield two rounds: broadcasts of A in rows and of B in columns with the product; the reduction over layers."""
         if not self.mnk[2]:
             return
         (pr, pc), (a, b) = self.grid.shape, self.inner
@@ -111,7 +111,7 @@ class AllGather3D(Product):
 
     @property
     def of_a(self) -> Layout:
-        """The gathered A: the parts one after another, each by columns."""
+        """The layout of the gathered A: the parts one after another, each in Fortran order."""
         return replace(self.A, order="F")
 
     @property
@@ -132,14 +132,14 @@ class AllGather3D(Product):
         }
 
     def copied(self, rank: int) -> int:
-        """A and B are packed; the sum is written, put in the order of ranks, and a share of it added to C."""
+        """Return bytes copied: A and B are packed; the sum is written, sorted by rank, and a share is added to C."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
         packed = self.A.local_bytes(rank) + self.B.local_bytes(rank)
         return packed + (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 
 
 def _places(rank_map: tuple[int, ...], pr: int, pc: int, c: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks that hold the parts of A, of B and of C."""
+    """Return the rank maps of A, of B and of C."""
     row_by_row = listed(np.array(rank_map).reshape(c, pr, pc).transpose(1, 0, 2))
     return row_by_row, rank_map, row_by_row
 
@@ -149,7 +149,7 @@ def _new_grid(problem: Problem, candidate: GridCandidate) -> Product:
     pr, pc, c = candidate.partition.pr, candidate.partition.pc, candidate.partition.layers
     m, n, k = problem.mnk
     share, high = lcm(pr, pc), max(1, -(-m // (pr * c)))
-    deep = max(1, -(-k // (c * share)))  # of a layer: `share` times as many
+    deep = max(1, -(-k // (c * share)))  # inner indices of a part; a layer has `share` times as many
     rows, wide = BlockCyclic(m, high * c, pr), BlockCyclic.even(n, pc)
     a, b = BlockCyclic(k, deep * share // pc, c * pc), BlockCyclic(k, deep * share // pr, c * pr)
     rank_map = problem.rank_map[: pr * pc * c]
@@ -222,7 +222,7 @@ class AllGather3DExecutor:
 
 
 def gather(comm: Any, whole: np.ndarray, part: np.ndarray, counts: np.ndarray, recorder: Recorder) -> None:
-    """whole := the parts of all ranks, `counts` rows of each, one after another.  Collective over comm."""
+    """Gather the parts of all ranks in `whole`, one after another, `counts` rows of each.  Collective over comm."""
     from mpi4py import MPI
 
     from pdgemm.local.arrays.dtypes import wire
@@ -244,7 +244,7 @@ def gather(comm: Any, whole: np.ndarray, part: np.ndarray, counts: np.ndarray, r
 # ------------------------------------------------------------------ its registration
 @contextmanager
 def allgather_3d_registered() -> Iterator[None]:
-    """Register the algorithm for a while; afterwards it is unknown again."""
+    """Register the algorithm in the enclosed block only."""
     from pdgemm.planning.planner import best_plan
 
     best_plan.cache_clear()

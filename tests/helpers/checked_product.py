@@ -1,4 +1,4 @@
-"""Run one product, by an algorithm or by SUMMA with given blocks, and check its numbers, counts and guard zones."""
+"""Run one product, by an algorithm or by SUMMA with given blocks; check elements, counts and guard zones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(
     device: str = "host",
     **options: Any,
 ) -> Any:
-    """Compare one product with NumPy, its operands in the middle of larger matrices; return its report."""
+    """Compare one product of windows of larger matrices with NumPy; return its report."""
     m, n, k = mnk
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}
     sides = [(m, k) if ops[0] == "N" else (k, m), (k, n) if ops[1] == "N" else (n, k), (m, n)]
@@ -71,7 +71,7 @@ def check(
 
 
 def framed(matrix: Any) -> tuple[Any, np.ndarray]:
-    """Return the matrix in the middle of larger arrays filled with GUARD, and this rank's larger array."""
+    """Return a matrix whose local arrays are windows of larger ones filled with GUARD; and this rank's larger array."""
     rows, cols = matrix.local.shape
     frame = new_array((rows + 2, cols + 3), matrix.dtype, matrix.order, matrix.grid)
     frame[...] = GUARD

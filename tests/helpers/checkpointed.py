@@ -1,4 +1,4 @@
-"""Products of matrices in a file, with checkpoints, and jobs that end before the product is done."""
+"""Products of matrices in a file with checkpoints, in jobs that end before the product is complete."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EACH_STEP, NEVER = When(0), When(1e9)
 
 
 class Ended(Exception):
-    """Raised where a job is to end."""
+    """Raised in a test to end a job after a checkpoint."""
 
 
 @contextmanager
 def ending_after(saves: int | None) -> Iterator[None]:
-    """End the enclosed job after so many checkpoints, if it saves so many."""
+    """End the enclosed job after its `saves`-th checkpoint, if it saves so many."""
     save, count = Checkpoints.save, itertools.count(1)
 
     def end(self: Any, *arguments: Any) -> None:
@@ -42,24 +42,24 @@ def ending_after(saves: int | None) -> Iterator[None]:
 
 @contextmanager
 def ended_after(saves: int | None) -> Iterator[None]:
-    """End the enclosed job after so many checkpoints; with None, let it finish."""
+    """End the enclosed job after its `saves`-th checkpoint, which it must save; with None, let it finish."""
     with ending_after(saves), nullcontext() if saves is None else pytest.raises(Ended):
         yield
 
 
 def bytes_needed(error: object) -> int:
-    """Return the least memory with which a product is accepted."""
+    """Return the least memory limit (bytes) that an error message names."""
     return int(str(error).split("(")[-1].split()[0])
 
 
 class Problem:
-    """A file of A, B and C, and products of them to a dataset of another file."""
+    """A file with A, B and C, and products of them that are written to another file."""
 
     def __init__(self, grid: Any, folder: Path, dtype: str = "d") -> None:
         self.grid, self.comm, self.path = grid, grid.comm, folder / "x.h5"
         self.out, self.name = folder / "out.h5", "c"
         self.A, self.B, self.C = (elements(x, dtype, at) for at, x in enumerate(((M, K), (K, N), (M, N)), 1))
-        self.begun: list[Any] = []  # the checkpoint that the last run resumed, or None
+        self.begun: list[Any] = []  # [the checkpoint that the last run resumed, or None]
         self.write()
 
     def write(self) -> None:
@@ -74,13 +74,13 @@ class Problem:
         return FilesProduct(self.grid, alpha, a, b, beta, entry, memory, most_flops=2e5, **more)
 
     def enough(self, share: float = 0.3, **more: Any) -> int:
-        """Return enough memory for a share of A, B and C, in addition to the least that a product needs."""
+        """Return a memory limit (bytes): 1.2 times the least for a product, and this share of A, B and C."""
         with pytest.raises(MemoryLimitError) as raised:
             self.product(1, **more)
         return int(1.2 * bytes_needed(raised.value) + share * 8 * (M * K + K * N + M * N) / self.grid.size)
 
     def run(self, little: bool = False, when: Any = EACH_STEP, memory: int | None = None, **more: Any) -> Any:
-        """little : leave memory for only a third of the matrices?"""
+        """Run the product; return its report.   little : with memory for only 30% of the matrices."""
         how, self.begun = {key: more.pop(key) for key in ("progress", "seed") if key in more}, []
         product = self.product(self.enough(**more) if little else memory, **more)
         return product.run((str(self.out), self.name), when=when, begun=self.begun.append, **how)
@@ -93,5 +93,5 @@ class Problem:
         return only_file(self.path.parent, self.comm)
 
     def forget(self) -> None:
-        """Remove the checkpoints that jobs have saved."""
+        """Remove the checkpoints that earlier jobs have saved."""
         by_rank_0(self.comm, lambda: [*map(Path.unlink, self.path.parent.glob("*checkpoint*"))])

@@ -1,6 +1,6 @@
-"""Checks of every algorithm of a collective: on all ranks at once without MPI, and by messages against NumPy.
+"""Checks of an algorithm of a collective: its steps without MPI, and its execution by messages, compared with NumPy.
 
-The built-in algorithms pass through these checks, and so does an algorithm that is registered from outside.
+They apply to built-in algorithms and to algorithms that a user registers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.transport.collectives import all_to_all, carry_out
 
-GUARD = 3  # elements around a vector that are neither read nor written
+GUARD = 3  # elements before and behind a vector, which are neither read nor written
 
 
 def everything(p: int, rank: int) -> range:
@@ -29,7 +29,7 @@ def roots(p: int, rank: int) -> range:
     return range(p) if rank == 0 else range(0)
 
 
-# the parts that a rank has before and after the collective
+# by operation: numbers of the parts that a rank holds before, and after the collective
 PARTS: dict[str, tuple[Any, Any]] = {
     "all_reduce": (everything, everything),
     "reduce": (everything, roots),
@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[Any, Any]] = {
 
 
 def on_all_ranks(collective: Any, begin: list[dict[int, Any]], adds: Any) -> list[dict[int, Any]]:
-    """Return the parts that each rank has at the end, given those at the beginning."""
+    """Carry out the steps on the parts of all ranks, {number: value} each; return the parts at the end."""
     has, parts = [dict(x) for x in begin], len(collective.counts)
     for step in collective.steps():
         moved = [
@@ -58,7 +58,7 @@ def on_all_ranks(collective: Any, begin: list[dict[int, Any]], adds: Any) -> lis
 
 
 def joined(a: frozenset[int], b: frozenset[int]) -> frozenset[int]:
-    """Return a sum as the set of the ranks whose addends it contains, each once."""
+    """Add two sums, each represented by the set of ranks whose addends it contains; none may occur twice."""
     assert not a & b
     return a | b
 
@@ -81,7 +81,8 @@ def check_counts(collective: Any) -> None:
     for rank in range(size):  # the sums over all rounds equal the counts of a rank
         by_rounds, own = sum((x.traffic for x in collective.transfers(rank)), Traffic()), collective.traffic(rank)
         assert own == by_rounds and own.words_read == own.words_received * collective.reads
-        assert run.traffic(rank) == own - Traffic(0, own.words_read, 0, 0, own.words_read)  # sending takes time
+        # the simulation counts no words as read
+        assert run.traffic(rank) == own - Traffic(0, own.words_read, 0, 0, own.words_read)
     least, _ = collective.lower_bounds()
     assert collective.extra_bytes(None) == collective.dtype.itemsize * collective.words
     messages = [np.bincount(x.moves[0].source[x.moves[0].words > 0]) for x in collective.rounds()]
@@ -89,7 +90,10 @@ def check_counts(collective: Any) -> None:
 
 
 def check_by_messages(comm: Any, collective: Any) -> None:
-    """Random numbers with exact sums, NaN in the parts that must not be read, and a guard zone around the vector."""
+    """Carry out a collective by messages, and compare it with NumPy.
+
+    The vector holds integers, and NaN in parts that must not be read; NaN around it must stay.
+    """
     p, kind, offsets, counted = comm.size, collective.dtype, collective.offsets, Traffic()
     at, operation = collective.ranks.index(comm.rank), collective.operation
     whole = np.round(np.random.default_rng(7).standard_normal((p, int(offsets[-1]))) * 4).astype(kind)

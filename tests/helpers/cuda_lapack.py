@@ -16,11 +16,11 @@ from pdgemm.local.blas.local_qr import compact_qr
 
 
 class CudaLapack:
-    """cuSOLVER, and factorisations that call it."""
+    """Tests of cuSOLVER, of triangles, and of factorisations that call cuSOLVER."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_factors_and_triangles(self, comm: Any, cuda: Any, dtype: str) -> None:
-        """cuBLAS solves with a triangle as BLAS does; a matrix is factored where ranks access each other's memory."""
+        """cuBLAS solves triangular systems as BLAS does; matrices are factored if ranks access each other's memory."""
         S, b = positive_definite(70, dtype), rng_matrix(70, 20, dtype)
         for order, lower, trans, unit, side in itertools.product("CF", (True, False), "NTC", (False, True), "LR"):
             how: Any = {"lower": lower, "trans": trans, "unit": unit, "side": side, "alpha": 2}
@@ -44,7 +44,7 @@ class CudaLapack:
     @pytest.mark.parametrize("order", "CF")
     @pytest.mark.parametrize("lower", [True, False])
     def test_lapack_cholesky(self, cuda: Any, dtype: str, order: Any, lower: bool) -> None:
-        """Blocks inside larger arrays, of any number of rows; only the triangle of the factor is read."""
+        """The Cholesky factor of blocks inside larger arrays, of any size; only one triangle is read."""
         for n in (1, 5, 64, 130):
             S = positive_definite(n, dtype)
             X = cuda.to_device(whole := around(np.tril(S) if lower else np.triu(S), order, other=np.nan), order)
@@ -59,7 +59,7 @@ class CudaLapack:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("order", "CF")
     def test_lapack_cholesky_of_others(self, cuda: Any, dtype: str, order: Any) -> None:
-        """If a pivot is negative, zero or NaN, its number is that of LAPACK, also for the first pivot."""
+        """If a pivot is negative, zero or NaN, `info` equals LAPACK's, also for the first pivot."""
         n = 70
         for value, at in itertools.product((-1.0, 0.0, np.nan, np.inf), (0, 1, 40, n - 1)):
             S = np.diag(np.arange(1, n + 1).astype(dtype))
@@ -95,7 +95,7 @@ class CudaLapack:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_lapack_lu_of_others(self, cuda: Any, dtype: str) -> None:
-        """`info` is the first pivot that is zero; pivots of a panel with NaN are valid row numbers."""
+        """`info` is the number of the first zero pivot; pivots of a panel with NaN are valid row numbers."""
         m, n = 50, 20
         a, pivots = np.asfortranarray(rng_matrix(m, n, dtype)), np.zeros(n, np.intc)
         for zero in (0, 7, n - 1):
@@ -112,7 +112,7 @@ class CudaLapack:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 5), (60, 17), (300, 64)])
     def test_lapack_reflections(self, cuda: Any, dtype: str, m: int, n: int) -> None:
-        """R and T of a panel, and V in its place, with T stored below V; a column of zeros has no reflection."""
+        """R, V (in place of the panel) and T (stored below V) form A = (I - V T V^H) R, also with a column of zeros."""
         a = rng_matrix(m, n, dtype)
         a[:, n // 2] = 0
         below = np.full((n, n), np.nan, dtype)
@@ -130,7 +130,7 @@ class CudaLapack:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_lapack_triangles(self, cuda: Any, dtype: str) -> None:
-        """The other triangle becomes zero, even where it is NaN, and, if requested, the diagonal becomes one."""
+        """`keep_triangle` sets the other triangle to zero, even if it is NaN, and on request the diagonal to one."""
         for n, order, lower, unit in itertools.product((0, 1, 33), "CF", (True, False), (False, True)):
             a = rng_matrix(n, n, dtype)
             kept = np.tril(a) if lower else np.triu(a)
@@ -151,7 +151,7 @@ def around(a: np.ndarray, order: Any, other: float | None = None) -> np.ndarray:
 
 
 def unchanged_around(x: np.ndarray, before: np.ndarray) -> bool:
-    """Check that only the block [2:-1, 3:-4] differs."""
+    """Return whether x and `before` differ only in the block [2:-1, 3:-4]."""
     x = x.copy()
     x[2:-1, 3:-4] = before[2:-1, 3:-4]
     return np.array_equal(x, before, equal_nan=True)

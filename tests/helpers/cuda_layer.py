@@ -40,7 +40,7 @@ ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "
 
 
 class CudaLayer(CudaLapack):
-    """Kernels, cuBLAS, all movers, and memory."""
+    """Tests of kernels, cuBLAS, all movers, and memory."""
 
     OPS: ClassVar = [a + b for a in "NTC" for b in "NTC"]
 
@@ -53,7 +53,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("sums", ["float32", "float64", "complex64", "complex128"])
     def test_epilogues(self, cuda: Any, sums: str) -> None:
-        """One launch does the work of the host, for rows and columns, in place and into narrower types."""
+        """One launch has the result of the host, for biases of rows and columns, in place and into narrower types."""
         rng, real = np.random.default_rng(0), np.dtype(sums).kind != "c"
         some = [None, 2.0, *(rng.normal(size=shape).astype("float32") for shape in ((1, 9), (7, 1)))]
         for number, f in enumerate(["", *(ACTIVATIONS if real else "")] * 4):
@@ -76,7 +76,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
     def test_infinity_times_one(self, cuda: Any, dtype: str) -> None:
-        """A factor 1 + 0i makes no NaN of an infinity, as on the host; C is not read if beta is 0."""
+        """The factor 1 + 0i keeps infinities, as on the host; C is not read if beta is 0."""
         x, y = np.array([[np.inf, 1, -np.inf]], dtype), np.array([[1, np.inf, 2]], dtype)
         for alpha, beta, value in ((1, 1, [[np.inf, np.inf, -np.inf]]), (1, 0, x), (0, 1, y)):
             X, Y = cuda.to_device(x, "C"), cuda.to_device(y if beta else y * np.nan, "C")
@@ -122,7 +122,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("algorithm", families())
     def test_integer_products_equal_those_of_the_host(self, grid: Any, movers: list[str], algorithm: str) -> None:
-        """Any memory order, parts that begin anywhere, alpha and beta; modulo 2^32."""
+        """Modulo 2^32, for all memory orders, alpha and beta, and views that begin at unaligned addresses."""
         cases = [x for x in accepted(grid.size) if x[0] == algorithm]
         if not cases:
             pytest.skip("one rank has no layers")
@@ -159,13 +159,13 @@ class CudaLayer(CudaLapack):
         with ProcessGrid(comm) as grid:
             A, B, C = (DistMatrix.random((400, 400), grid=grid, block=64, seed=s, device="cuda") for s in range(3))
             pdgemm(1, A, B, 0, C)
-            comm.Barrier()  # no other rank has them mapped
+            comm.Barrier()  # no other rank still reads them
             pool.free_all_blocks()
             used, total = pool.used_bytes(), pool.total_bytes()
             for _ in range(20):
                 pdgemm(1, A, B, 0, C)
             assert pool.used_bytes() == used
-            rounding = 512 * 16  # of the pool, per buffer
+            rounding = 512 * 16  # the pool rounds each buffer up to 512 bytes
             assert pool.total_bytes() - total <= plan(A, B, C).extra_bytes(comm.rank) + rounding
 
     def test_requests_beyond_the_memory(self, grid: Any) -> None:
@@ -187,7 +187,7 @@ class CudaLayer(CudaLapack):
 
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
     def test_batches(self, comm: Any, cuda: Any, dtype: str) -> None:
-        """A stack is one call of cuBLAS, in either order and conjugated; other sequences need a call per matrix."""
+        """A stack of matrices is one call of cuBLAS; a list of conjugated matrices is one call per matrix."""
         rng = np.random.default_rng(comm.rank)
         a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((3, 20, 7), (3, 7, 12)))
         c = rng.integers(-9, 9, (3, 20, 12)).astype("float32" if dtype == "float16" else dtype)
@@ -198,11 +198,11 @@ class CudaLayer(CudaLapack):
         for left, trans in ((A, "N"), (T, "C")):
             matmul_batched(left, B, C, alpha=2, beta=-1, transa=trans)
             c = (2 * (a.astype(c.dtype) @ b.astype(c.dtype)) - c).astype(c.dtype)
-            assert np.array_equal([cuda.to_host(x) for x in C.items], c)  # whole numbers, all exact
+            assert np.array_equal([cuda.to_host(x) for x in C.items], c)  # integers: exact
 
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int8"])
     def test_batches_of_unequal_matrices(self, comm: Any, cuda: Any, dtype: str) -> None:
-        """Either memory order, equal and empty extents; also in chunks, and with a call per matrix."""
+        """In both memory orders, with equal and empty extents; by grouped calls, and by a call per matrix."""
         from pdgemm.devices import grouped_gemm
 
         rng = np.random.default_rng(comm.rank)
@@ -274,7 +274,7 @@ class CudaLayer(CudaLapack):
         assert float((L @ L.H - S).norm()) <= 387 * 2.0**-22 * float(S.norm())
 
     def test_files(self, grid: Any, cuda: Any, shared_tmp_path: Any, monkeypatch: Any) -> None:
-        """Matrices are saved from a device and loaded to it piece by piece: the host never holds more than a piece."""
+        """Matrices are saved from and loaded to a device in pieces: the host holds at most one piece at a time."""
         copied, set_elements = list[int](), distmatrix.set_elements
         monkeypatch.setattr(distmatrix, "set_elements", lambda y, x: copied.append(y.size) or set_elements(y, x))
         monkeypatch.setattr(pieces, "ELEMENTS", 64)
@@ -325,7 +325,7 @@ class CudaLayer(CudaLapack):
             check_functions(A, B, x, y)
 
     def test_a_product_keeps_its_operands(self, cuda: Any) -> None:
-        """A prepared call of cuBLAS holds addresses, which do not keep arrays alive: the product does."""
+        """A prepared call of cuBLAS has only addresses; the product keeps the arrays alive."""
         C = cuda.empty((64, 64), "float64")
         ones = np.ones((64, 64))
         multiply = cuda.multiply(2.0, cuda.to_device(ones, "C"), cuda.to_device(ones, "F"), C, False, False, tf32=False)

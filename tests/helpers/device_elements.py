@@ -1,4 +1,4 @@
-"""References for reductions and functions of elements of a matrix on a device: NumPy, in wide types."""
+"""Expected reductions and functions of elements for matrices on a device: by NumPy, in wide types."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LAYOUTS = (((37, 23), (4, 3)), ((1500, 2), (7, 1)), ((2, 3), (1, 1)), ((1, 300),
 
 
 def layouts(dtype: str, ranks: int) -> Iterable[tuple[int, tuple[tuple[int, int], tuple[int, int]]]]:
-    """Numbered layouts: all of them on one rank and with --all; on several ranks two per type, one even and one odd."""
+    """Return numbered LAYOUTS: all on one rank and with --all; otherwise two per type, one even, one odd."""
     numbers = range(len(LAYOUTS)) if everything() or ranks == 1 else ((0, 3), (1, 2))[KINDS.index(dtype) % 2]
     return [(number, LAYOUTS[number]) for number in numbers]
 
 
 def elements(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Return few distinct values, so that the least and the largest occur more than once."""
+    """Return an array of few distinct values, so that the least and the largest value occur more than once."""
     rng, kind = np.random.default_rng(sum(shape)), np.dtype(dtype)
     x = rng.integers(-9, 10, shape) / (1 if kind.kind in "iub" else 8)
     if kind.kind == "c":
@@ -44,12 +44,12 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 
 def eps(dtype: np.dtype, sums: bool = False) -> float:
-    """The eps of a type; for 16-bit numbers, which are added in float32, that of float32."""
+    """Return the eps of a type, 0 for integers; for sums of 16-bit types, added in float32, the eps of float32."""
     return 0.0 if dtype.kind in "iub" else known(np.float32 if sums and dtype.itemsize == 2 else dtype)
 
 
 def near(result: Any, expected: Any, bound: Any, x: np.ndarray) -> bool:
-    """Equal up to an error of sums and one rounding to the type; NaN and infinities are at the same places."""
+    """Return whether values are equal up to `bound` and one rounding to the type of x, NaN and infinities exactly."""
     result, expected = wide(np.asarray(result)), np.asarray(expected)
     with np.errstate(invalid="ignore"):
         allowed = bound + 2 * eps(x.dtype) * np.abs(expected)
@@ -93,7 +93,7 @@ def check_reductions(A: Any, host: Any, x: np.ndarray) -> None:
 
 
 def check_products(A: Any, x: np.ndarray) -> None:
-    """A v and v A, the trace and diagonals, which are exact for these values."""
+    """Check A v, v A, the trace and diagonals, which are exact for these values."""
     v = wide(x)
     down, across = np.arange(x.shape[0]) % 3 - 1.0, np.arange(x.shape[1]) % 3 - 1.0
     assert np.allclose(wide(A @ across), v @ across) and np.allclose(wide(down @ A), down @ v)
@@ -142,7 +142,7 @@ def check_functions(A: Any, B: Any, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def check_extremes(grid: Any, dtype: str, device: str) -> None:
-    """Reductions of NaN, infinities, and numbers whose squares overflow or underflow are the host's."""
+    """Check that reductions of NaN, infinities, and numbers whose squares overflow or underflow equal the host's."""
     x, kind = elements((37, 23), dtype), np.dtype(dtype)
     x[3, :7], x[9, 4], x[30:, 5], x[:, 6] = np.inf, -np.inf, np.nan, np.nan
     most = {"float16": 6e4, "float64": 1e300, "complex128": 1e300}.get(dtype, 1e37)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdgemm.local.arrays.device import Reach
 
-WAYS = {  # how ranks access each other's memory, and the mover that is requested
+WAYS = {  # by name: how ranks access each other's memory, and the requested mover
     "shared": (Reach("shared", staged=False), "auto"),
     "ipc": (Reach("ipc", staged=True), "auto"),
     "ring": (Reach("", staged=False), "ring"),
@@ -12,8 +12,8 @@ WAYS = {  # how ranks access each other's memory, and the mover that is requeste
     "staged": (Reach("", staged=True), "auto"),
     "nccl": (Reach("", staged=True, nccl=True), "auto"),
 }
-WAYS_OF_PANELS = {  # for factorisations
+WAYS_OF_PANELS = {  # by name: how ranks access each other's memory in factorisations
     "read": Reach("shared", staged=False),
     "sent": Reach("", staged=False),
-    "read alone": Reach("shared", staged=True),  # MPI does not accept memory of the device
+    "read alone": Reach("shared", staged=True),  # not CUDA-aware: MPI cannot send device memory
 }

@@ -1,6 +1,6 @@
 """Run the examples in the docstrings of the package on the ranks of this job; rank 0 prints their number.
 
-mpiexec -n 4 python -m mpi4py docstring_examples.py; an example that fails is shown, and the exit code is 1.
+mpiexec -n 4 python -m mpi4py docstring_examples.py; if an example fails, it is printed, and the exit code is 1.
 """
 
 import doctest

@@ -3,7 +3,7 @@
 A comment above a block marks it: `<!-- ranks: 2 -->`, `<!-- file: product.py -->`,
 `<!-- not run: it needs Slurm -->`, `<!-- exit code: 2 -->`; CONTRIBUTING.md has the rules for authors.
 
-The Python blocks of a page as one program: python tests/helpers/documented.py docs/PAGE.md > PROGRAM.py
+To write the Python blocks of a page as one program: python tests/helpers/documented.py docs/PAGE.md > PROGRAM.py
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Block:
         return int(self.marks.get("exit code", 0))
 
     def dialogue(self) -> list[tuple[str, str | None]]:
-        """Return the commands, each with the output that is shown for it, or None."""
+        """Return (command, shown output or None) for each command of a console block, or one pair for another block."""
         if self.language != "console":
             return [(self.text, self.output)]
         found: list[tuple[str, str | None]] = []
@@ -59,7 +59,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return the blocks of a page; raise ValueError at a block or mark that the rules do not know."""
+    """Return the blocks of a page; raise ValueError at an invalid block or mark."""
     found: list[Block] = []
     marks: dict[str, str] = {}
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
@@ -88,7 +88,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def program(page: Path) -> str:
-    """Return the Python blocks as one text, whose lines keep their numbers of the page."""
+    """Return the Python blocks as one text; each line has the number that it has in the page."""
     lines = list[str]()
     for block in blocks(page):
         if block.language == "python":
@@ -123,7 +123,7 @@ def commands(text: str) -> Iterator[list[str]]:
         lexer.whitespace_split = True
         try:
             all_words = list(lexer)
-        except ValueError:  # a quotation that the next line closes
+        except ValueError:  # an open quotation: it may end in the next line
             pending += "\n"
             continue
         pending = ""
@@ -145,7 +145,7 @@ def commands(text: str) -> Iterator[list[str]]:
 # -- outputs
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
-_UNITS = (  # values that differ from run to run; a value may replace another of the same family
+_UNITS = (  # units of values that differ from run to run; in a printed value any unit of the same pattern is accepted
     r"(?:s|ms|us|µs|min|seconds?|milliseconds?|microseconds?|minutes?)",
     r"(?:[kMGT]?FLOP/s|[KMGT]i?B/s|B/s)",
     r"(?:%)",
@@ -156,7 +156,7 @@ TOLERANCE = 1e-6
 
 
 def same_output(shown: str, printed: str) -> bool:
-    """Are the outputs the same?  `...` stands for any text, on a line by itself for any lines; blanks are ignored.
+    """Return whether outputs agree.  `...` matches any text, on a line by itself any lines; blanks are ignored.
 
     Seconds (also in a row that is marked [s]), operations or bytes per second, and percentages may
     differ; floating-point numbers by TOLERANCE, and by any factor if both are below ROUNDING; integers are equal.
@@ -181,7 +181,7 @@ def _same_line(shown: str, printed: str) -> bool:
     while at < len(shown):
         measured = next((found for unit in _MEASURED if (found := unit.match(shown, at))), None)
         number = _NUMBER.match(shown, at)
-        if number and "[s]" in shown:  # a row of a table of seconds
+        if number and "[s]" in shown:  # a row whose numbers are seconds
             pattern += _NUMBER.pattern
             at = number.end()
         elif measured:

@@ -15,7 +15,7 @@ from pdgemm.local.arrays.dtypes import kind_rank
 
 @st.composite
 def inner_pairs(draw: st.DrawFn) -> tuple[BlockCyclic, BlockCyclic]:
-    """Draw the distributions of A's columns and B's rows: the same n, independent otherwise."""
+    """Draw distributions of A's columns and of B's rows: of the same length, otherwise independent."""
     n = draw(st.integers(0, 60))
 
     def one() -> BlockCyclic:
@@ -60,7 +60,7 @@ def draw_side(draw: Any, grids: list[Any], shape: tuple[int, int], dtypes: list[
     source = tuple(draw(st.integers(0, parts - 1)) for parts in grid.shape)
     order = draw(st.sampled_from("CF"))
     parent = DistMatrix.empty(whole, grid=grid, block=block, dtype=dtype, source=source, order=order)
-    if draw(st.booleans()):  # memory that neighbours cannot read
+    if draw(st.booleans()):  # in memory that other ranks cannot read
         parent = parent.copy()
     parent.local[...] = values[np.ix_(*parent.indices())]
     window = tuple(slice(lo, lo + n) for n, (lo, _) in zip(stored, (before, after)))

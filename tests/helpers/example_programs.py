@@ -1,4 +1,4 @@
-"""The programs of docs/examples as modules."""
+"""Import of the programs in docs/examples as modules."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.linalg.factors import tall_qr
 
-EPS = 3  # times the unit roundoff: the bound of SLATE's tests, for errors divided by n |A|
+EPS = 3  # the bound of SLATE's tests for errors divided by n |A| and the unit roundoff
 
 
 def rng_matrix(m: int, n: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
@@ -36,19 +36,19 @@ def with_singular_values(m: int, n: int, values: np.ndarray, dtype: str) -> np.n
 
 
 def hilbert(n: int, dtype: str) -> np.ndarray:
-    """1 / (i + j + 1), with the least shift that keeps it positive definite under rounding."""
+    """Return the Hilbert matrix, plus 8 n eps on the diagonal to keep it positive definite under rounding."""
     i = np.arange(n)
     return (1 / (i[:, None] + i + 1) + 8 * n * np.finfo(dtype).eps * np.eye(n)).astype(dtype)
 
 
 def graded(n: int, dtype: str) -> np.ndarray:
-    """A positive definite matrix whose rows and columns fall from 1 to 1e-6, or 1e-3 in single precision."""
+    """Return a positive definite matrix whose rows and columns are scaled by 1 to 1e-6 (1e-3 in single precision)."""
     d = np.logspace(0, -6 if np.finfo(dtype).eps < 1e-10 else -3, n)
     return (positive_definite(n, dtype) * d * d[:, None]).astype(dtype)
 
 
 def nearly_singular(n: int, dtype: str) -> np.ndarray:
-    """Return a matrix of rank one, with rounding errors of a larger matrix on its diagonal."""
+    """Return a positive definite matrix of rank one, plus 10 n eps |x|^2 on its diagonal."""
     x = rng_matrix(n, 1, dtype)
     return (x @ x.conj().T + n * np.finfo(dtype).eps * 10 * np.linalg.norm(x) ** 2 * np.eye(n)).astype(dtype)
 
@@ -76,17 +76,17 @@ def norm(A: np.ndarray) -> float:
 
 
 def wide(A: np.ndarray) -> np.ndarray:
-    """Convert to the precision in which errors are measured."""
+    """Convert to double precision, in which errors are measured."""
     return A.astype(np.result_type(A.dtype, np.float64))
 
 
 def relative(residual: np.ndarray, scale: float, dtype: Any, n: int) -> float:
-    """|residual|_1 / (n scale u), as in SLATE's tests."""
+    """Return |residual|_1 / (n scale u), as in SLATE's tests."""
     return norm(residual) / (max(1, n) * scale * float(np.finfo(dtype).eps) or 1)
 
 
 def forbid_replicated_triangles(monkeypatch: Any, most: int) -> None:
-    """Let the QR factorisation that replicates R fail for more than so many columns."""
+    """Let the QR factorisation that replicates R fail if min(m, n) exceeds `most`."""
     original = tall_qr.tall_qr
 
     def small(A: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Arrays of the simulated device, which the host cannot read; NumPy's functions of them become launches."""
+"""Arrays of the simulated device: the host cannot read them, and NumPy's functions of them are launches."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-HALF = np.dtype(ml_dtypes.bfloat16)  # in CuPy some functions and casts accept it, and others do not
+HALF = np.dtype(ml_dtypes.bfloat16)  # bfloat16: only some functions and casts of CuPy accept it
 
 
 class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of the device: it is cut, transposed and reshaped like NumPy's, but the host cannot read its elements.
+    """An array of the simulated device: sliced, transposed and reshaped like NumPy's; the host cannot read elements.
 
-    NumPy's functions of it are launches, as in CuPy, and only those that CuPy 14.2 has, with the arguments that it
-    accepts: an array of the host is not combined with one of the device.
+    As in CuPy, NumPy's functions of it are launches.  Only functions of CuPy 14.2, and arguments that it accepts, are
+    allowed: an array of the host is not combined with one of the device.
     """
 
     __hash__ = None  # type: ignore[assignment]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        """Elementwise, as in CuPy: the result is in C order, whatever the order of the operands."""
+        """Launch an elementwise function; as in CuPy, the result is in C order, whatever the order of the operands."""
         if method != "__call__" or ufunc.signature is not None or ufunc.__name__ in _LACKING:
             return NotImplemented
         assert options.keys() <= {"dtype", "casting"}, f"CuPy's functions do not take {options}"
@@ -34,7 +34,7 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         return _evaluated(self.device, ufunc.__name__, partial(ufunc, **options), inputs, out[0] if out else None)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-        """Carry out the functions that CuPy has and `pdgemm` calls, with CuPy's results."""
+        """Launch a function of NumPy that CuPy has and `pdgemm` calls, with CuPy's result."""
         name = function.__name__
         if name in ("ndim", "shape"):
             return getattr(self, name)
@@ -55,7 +55,7 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         return _evaluated(self.device, name, act, arrays, None)
 
     def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> FakeArray:
-        """Like CuPy's, which also converts complex numbers to real ones."""
+        """Convert like CuPy, which also converts complex numbers to real ones."""
         dtype, (row_first, col_first) = np.dtype(dtype), (self.flags.c_contiguous, self.flags.f_contiguous)
         if not copy and dtype == self.dtype and {"C": row_first, "F": col_first}.get(order, True):
             return self
@@ -150,7 +150,7 @@ _LACKING = {"spacing", "isnat", "matvec", "vecmat", "vecdot"}  # ufuncs of NumPy
 
 
 def _in_any_order(x: np.ndarray, axis: int | None = None, dtype: Any = None) -> np.ndarray:
-    """The sum from the last element to the first, in sequence: an order that NumPy would not choose."""
+    """Return the sum from the last element to the first, in sequence: an order that NumPy does not use."""
     x = x if dtype is None else x.astype(dtype)
     last_first = np.moveaxis(np.atleast_2d(x), -1 if x.ndim < 2 or axis is None else axis, 0)[::-1]
     total = np.zeros(last_first.shape[1:], x.dtype)
@@ -176,7 +176,7 @@ def _check_mixture(operands: Sequence[Any]) -> None:
 
 
 def _empty(x: Any) -> Any:
-    """An array of zeros of the same shape and type, in place of an array that is not computed yet."""
+    """Return zeros of the same shape and type, instead of an array that is not computed yet."""
     return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, FakeArray) else x
 
 
@@ -197,6 +197,6 @@ def quietly(act: Callable[..., object], *args: Any) -> None:
 
 
 def spoilt(x: np.ndarray) -> np.ndarray:
-    """Fill memory that has not been written."""
+    """Fill an array, which has not been written, with values that reveal a read; return it."""
     x.ravel(order="K").view(np.uint8).fill(0xFF)
     return x

@@ -1,4 +1,4 @@
-"""cuBLAS without a GPU: the products that `pdgemm.devices` calls, computed by NumPy (fake_cupy.py)."""
+"""cuBLAS without a GPU: the routines that `pdgemm.devices` calls, computed by NumPy (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 from fake_cusolver import solve_triangular
 
-# cudaDataType_t
+# NumPy's types by the numbers of cudaDataType_t
 _CUBLAS_TYPES = {2: "f2", 14: ml_dtypes.bfloat16, 0: "f4", 1: "f8", 4: "c8", 5: "c16", 3: "i1", 10: "i4"}
-# cublasComputeType_t: supported types of operands and results, by the type of alpha and beta
+# supported (type of operands, type of results) by the numbers of cublasComputeType_t
 _CUBLAS: dict[int, set[tuple[str, str]]] = {
     68: {("f2", "f2"), ("f2", "f4"), ("bf", "bf"), ("bf", "f4"), ("f4", "f4"), ("c8", "c8")},
     77: {("f4", "f4"), ("c8", "c8")},
@@ -46,7 +46,7 @@ class Cublas:
         self, handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, A: int, type_a: int, lda: int,
         B: int, type_b: int, ldb: int, beta: int, C: int, type_c: int, ldc: int, compute: int, algorithm: int,
     ) -> None:  # fmt: skip
-        """C := alpha op(A) op(B) + beta C, by columns; C is not read if beta is 0."""
+        """C := alpha op(A) op(B) + beta C, in column-major order; C is not read if beta is 0."""
         assert algorithm == -1
         assert min(m, n, k) > 0
         if max(m, n, k, lda, ldb, ldc) >= 1 << 31:
@@ -79,7 +79,7 @@ class Cublas:
         self, dtype: str, handle: int, side: int, uplo: int, op: int, unit: int, m: int, n: int, alpha: int, A: int,
         lda: int, X: int, ldx: int,
     ) -> None:  # fmt: skip
-        """X := alpha op(A)^-1 X, by columns."""
+        """X := alpha op(A)^-1 X, in column-major order."""
         size, known = n if side else m, np.dtype(dtype)
         a, x = _by_columns(A, known, lda, size, size, 0), _by_columns(X, known, ldx, m, n, 0)
         width = ctypes.c_byte * known.itemsize
@@ -108,7 +108,7 @@ class Cublas:
         self, handle: Any, op_a: Any, op_b: Any, m: Any, n: Any, k: Any, alpha: Any, A: Any, type_a: Any, lda: Any,
         B: Any, type_b: Any, ldb: Any, beta: Any, C: Any, type_c: Any, ldc: Any, number: Any, sizes: Any, compute: Any,
     ) -> int:  # fmt: skip
-        """One product after another; extents and scalars are read on the host, and addresses on the GPU."""
+        """Compute groups of products; extents and scalars are on the host, arrays of addresses on the GPU."""
         assert self.version >= 120500, "the library has no such function"
         assert self.streams[handle.value] == self.current_stream(), "another stream than the caller's"
         on_host = op_a, op_b, m, n, k, lda, ldb, ldc, sizes
@@ -137,12 +137,12 @@ class Cublas:
 
 
 def _numbers(ptr: Any, number: int, dtype: Any) -> np.ndarray:
-    """Return the numbers at an address."""
+    """Return `number` numbers at an address."""
     return np.frombuffer((ctypes.c_byte * (number * np.dtype(dtype).itemsize)).from_address(ptr.value), dtype)
 
 
 def _by_columns(ptr: int, dtype: np.dtype, ld: int, rows: int, cols: int, op: int) -> np.ndarray:
-    """op(X) of rows x cols, where X has the leading dimension ld; op: unchanged, transposed, conjugate transposed."""
+    """Return op(X), rows x cols; X is column-major with leading dimension ld.  op : 0 for N, 1 for T, 2 for C."""
     high, wide = (rows, cols) if op == 0 else (cols, rows)
     assert ld >= high
     memory = (ctypes.c_byte * (((wide - 1) * ld + high) * dtype.itemsize)).from_address(ptr)

@@ -37,7 +37,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class Allocation(mmap.mmap):
-    """Memory that the runtime has given to the pool."""
+    """Memory that the pool has allocated from the runtime."""
 
     def __new__(cls, size: int, fd: int, managed: bool = False) -> Allocation:
         made = super().__new__(cls, fd, size)
@@ -56,7 +56,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 class Part:
-    """Memory in use: `size` bytes from `ptr` on, kept alive by `owner`."""
+    """A part of an allocation that an array uses: `size` bytes from `ptr` on, kept alive by `owner`."""
 
     def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
         self.ptr, self.size, self.owner = ptr, size, owner
@@ -67,17 +67,17 @@ class Unowned(Part):
 
 
 class Pool:
-    """The pool: it caches memory of the runtime, and hands it out again."""
+    """CuPy's memory pool: it allocates from the runtime, and reuses freed parts."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._used, self._peak = gpu, 0, 0
-        self._last, self._end = gpu.allocate(BLOCK), 0  # parts never handed out yet
+        self._last, self._end = gpu.allocate(BLOCK), 0  # where new parts are taken from
         self._free: dict[int, list[tuple[int, Allocation]]] = {}
         self._held: dict[int, int] = {}  # requested bytes, by address
         self.managed = False
 
     def holds(self, ptr: int, nbytes: int) -> bool:
-        """Is this range in one part that is in use?"""
+        """Return whether this range is inside one part in use."""
         return any(start <= ptr and ptr + nbytes <= start + size for start, size in [*self._held.items()])
 
     def take(self, nbytes: int) -> Part:
@@ -124,7 +124,7 @@ class Pool:
 
     def free_all_blocks(self) -> None:
         self._peak = self._used
-        self._free.clear()  # allocations without a part in use are returned to the runtime
+        self._free.clear()  # the runtime frees allocations without a part in use
 
 
 class Gpu(Cublas):
@@ -136,20 +136,20 @@ class Gpu(Cublas):
         self.count, self.current, self.context = count, 0, False
         self.total = TOTAL
         self.allocations: list[weakref.ref[Allocation]] = []
-        self.given_back: list[tuple[int, int]] = []  # file and bytes of memory that other ranks may have mapped
+        self.given_back: list[tuple[int, int]] = []  # (file, bytes) of freed memory that other ranks may have mapped
         self.mapped: dict[int, mmap.mmap] = {}
-        self.mapped_from: dict[int, bytes] = {}  # open handles; a process opens each once
-        self.files: dict[int, int] = {}  # of mapped memory
+        self.mapped_from: dict[int, bytes] = {}  # open IPC handles; a process opens each once
+        self.files: dict[int, int] = {}  # files of mapped memory
         self.calls: list[str] = []
-        self.downloads: list[int] = []  # bytes of each array that was copied to the host, including pinned memory
-        self.uploads: list[int] = []  # and of each that was copied from the host
+        self.downloads: list[int] = []  # bytes of each array copied to the host, including pinned memory
+        self.uploads: list[int] = []  # bytes of each array copied from the host
         self._pinned: list[tuple[int, int]] = []  # first and last address
-        self.modes: dict[int, int] = {}  # the math modes of cuBLAS's handles
-        self.streams: dict[int, int] = {}  # and the streams that were set for them
+        self.modes: dict[int, int] = {}  # math modes by handle of cuBLAS
+        self.streams: dict[int, int] = {}  # streams by handle of cuBLAS
         self.current_stream = lambda: 0
-        self.version = 130100  # of cuBLAS
+        self.version = 130100  # of cuBLAS: 13.1
         self.most_pitch = (1 << 31) - 1
-        self.failed = 0  # the error that the driver reports from then on, after a kernel has failed
+        self.failed = 0  # after a kernel has failed: the error of all later calls of the driver
 
     def allocate(self, nbytes: int, managed: bool = False) -> Allocation:
         if self.used() + nbytes > self.total:
@@ -163,10 +163,10 @@ class Gpu(Cublas):
 
     def _give_back(self, fd: int, nbytes: int) -> None:
         self.given_back.append((os.dup(fd), nbytes))
-        os.close(fd)  # the handle may become that of the next allocation
+        os.close(fd)  # the next allocation may have the same handle
 
     def used(self) -> int:
-        """Return the allocated bytes: returned memory still counts while other ranks, which lock it, have mapped it."""
+        """Return the allocated bytes, including freed memory that other ranks still map (they lock its file)."""
         for fd, nbytes in [*self.given_back]:
             with suppress(BlockingIOError):
                 flock(fd, LOCK_EX | LOCK_NB)
@@ -190,7 +190,7 @@ class Gpu(Cublas):
         return memory
 
     def passed(self, target: int, source: int, nbytes: int) -> None:
-        """Count bytes that a kernel or copy engine has moved between these addresses."""
+        """Count the bytes that a kernel or copy engine moves, if one of the addresses is in pinned host memory."""
         for where, passes in ((target, self.downloads), (source, self.uploads)):
             if any(start <= where < stop for start, stop in self._pinned):
                 passes.append(nbytes)

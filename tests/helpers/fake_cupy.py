@@ -1,10 +1,10 @@
 """CuPy without a GPU: the parts of CuPy, cuBLAS, CUDA's runtime and driver and NCCL that `pdgemm.devices` calls.
 
-They accept and reject the same arguments as the originals, by CuPy 14.2's sources and CUDA's manuals: cuBLAS reads
-matrices by address and leading dimension (fake_cublas.py), kernels are written in C, CUDA IPC maps allocations of other
-processes (here unnamed files in memory, fake_cuda.py).  All work is done immediately; fake_device.py simulates
-delayed work.  Only NCCL's operations may never finish (`Nccl.stuck`, fake_nccl.py), and then the work behind
-them in the streams does not, either.  cuSOLVER is in fake_cusolver.py.
+They accept and reject the same arguments as the originals (CuPy 14.2's sources, CUDA's manuals): cuBLAS reads matrices
+by address and leading dimension (fake_cublas.py), kernels are C source, CUDA IPC maps allocations of other processes
+(here unnamed files in memory, fake_cuda.py).  All work is done immediately; fake_device.py simulates delayed work.
+Only operations of NCCL may never finish (`Nccl.stuck`, fake_nccl.py); work after them in a stream then does not finish
+either.  cuSOLVER is in fake_cusolver.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fake_cusolver import Cusolver
 from fake_nccl import Nccl
 from scipy.special import erfc
 
-# of pdgemm.devices
+# modules of pdgemm.devices that import CuPy
 MODULES = "cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels"
 
 _TYPES = {"float": "f4", "double": "f8", "complex<float>": "c8", "complex<double>": "c16"}
@@ -40,7 +40,7 @@ _TYPES |= {"unsigned long long": "u8"}
 
 
 class Simulated:
-    """The module cupy, and the libraries below it."""
+    """The contents of the module cupy, and of the libraries that it calls."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.pool = gpu, Pool(gpu)
@@ -61,7 +61,7 @@ class Simulated:
                     strides = np.empty(shape, dtype, order).strides  # type: ignore[call-overload]
                 extent = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize if prod(shape) else 0
                 memory = (ctypes.c_byte * max(1, extent)).from_address(memptr.ptr)
-                self.memory = memptr.mem  # kept alive as long as this array
+                self.memory = memptr.mem  # this array keeps the memory alive
                 super().__init__(np.ndarray(shape, dtype, memory, 0, strides), simulated)  # type: ignore[arg-type]
 
             @property
@@ -82,7 +82,7 @@ class Simulated:
         ndarray.__module__ = "cupy"
         self.ndarray = ndarray
 
-    # of FakeArray's device
+    # methods of the device of FakeArrays
     def _launch(self, what: str, reads: Sequence[Any], writes: Sequence[Any], act: Any) -> None:
         assert all(isinstance(x, FakeArray) for x in (*reads, *writes)), f"{what} of an array of the host"
         act()
@@ -90,13 +90,13 @@ class Simulated:
     def empty(self, shape: Sequence[int], dtype: Any = float, order: str = "C") -> Any:
         made = self.ndarray(shape, dtype, order=order)
         if made.size:
-            ctypes.memset(made.data.ptr, 0xFF, made.nbytes)  # memory that has not been written
+            ctypes.memset(made.data.ptr, 0xFF, made.nbytes)  # NaN: reads of unwritten memory are seen
         return made
 
     def to_host(self, x: Any) -> np.ndarray:
         return np.array(x.x)
 
-    # of cupy
+    # functions of the module cupy
     def ones(self, shape: Sequence[int], dtype: Any = float) -> Any:
         made = self.empty(shape, dtype)
         made.x[...] = 1
@@ -130,7 +130,7 @@ class Simulated:
 
     def modules(self) -> dict[str, ModuleType]:
         cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
-        cupy.__spec__ = ModuleSpec("cupy", None)  # find_spec looks for it
+        cupy.__spec__ = ModuleSpec("cupy", None)  # for importlib.util.find_spec
         vars(cupy).update(
             __version__="14.2.0",
             ndarray=self.ndarray,
@@ -184,7 +184,7 @@ class Event:
 
 class Stream:
     def __init__(self, simulated: Simulated) -> None:
-        self._simulated, self.ptr = simulated, next(self._numbers)  # no two streams have the same address
+        self._simulated, self.ptr = simulated, next(self._numbers)  # another address for each stream
 
     _numbers = count()
 
@@ -206,7 +206,7 @@ class Stream:
 
 
 class ElementwiseKernel:
-    """A kernel: its C source, and the same in Python on whole arrays."""
+    """A kernel, whose C source is translated to Python and applied to whole arrays."""
 
     def __init__(
         self, gpu: Gpu, in_params: str, out_params: str, operation: str, name: str, options: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ class ElementwiseKernel:
         for (kind, name), x in zip(self._in + self._out, args):
             declared = kind.removeprefix("raw ")
             names[declared] = x.dtype.type
-            if len(declared) > 1:  # a letter for no type
+            if len(declared) > 1:  # a type, not a placeholder such as T
                 assert np.dtype(declared) == x.dtype, f"{name} is {x.dtype}, declared as {kind}"
             names[name] = x.x.view() if isinstance(x, FakeArray) else x
         targets = args[len(self._in) :]
@@ -272,7 +272,7 @@ def _in_python(operation: str) -> str:
 
 @contextmanager
 def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
-    """Let `import cupy` find this module, with so many GPUs; MPI accepts pointers to their memory, or does not."""
+    """Let `import cupy` load this simulation, with `gpus` GPUs.   aware : is MPI CUDA-aware?"""
     from pdgemm import devices
     from pdgemm.devices import gpu_aware_mpi
     from pdgemm.devices import gpu_binding as choice
@@ -285,7 +285,7 @@ def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
             patch.setattr(Nccl, name, value)
         for name, module in simulated.modules().items():
             patch.setitem(sys.modules, name, module)
-        for name in MODULES:  # created anew each time
+        for name in MODULES:  # they are imported again
             patch.delitem(sys.modules, f"pdgemm.devices.{name}", raising=False)
             patch.delattr(devices, name, raising=False)
         patch.setattr(device, "_devices", dict(device._devices))

@@ -1,7 +1,7 @@
 """cuSOLVER without a GPU: the routines of `cupy.cuda.cusolver` that `pdgemm.devices.cusolver` calls, by LAPACK.
 
-They have the signatures of CuPy 14.2, and reject arguments that the manual forbids.  Where the manual leaves the
-result open, the least helpful is chosen: potrf does not stop at NaN, and getrf returns invalid rows for NaN.
+They have the signatures of CuPy 14.2, and reject arguments that the manual forbids.  If the manual does not define a
+result, it is the worst possible: potrf does not stop at NaN, and getrf returns invalid rows for NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INTS = np.dtype(np.int32)
 
 
 def solve_triangular(how: tuple[str, str, str, str], alpha: Any, A: np.ndarray, X: np.ndarray) -> None:
-    """X := alpha op(A)^-1 X, or X op(A)^-1, as BLAS's trsm."""
+    """X := alpha op(A)^-1 X, or alpha X op(A)^-1, like BLAS's trsm."""
     side, uplo, trans, diagonal = how
     trsm, options = get_blas_funcs("trsm", dtype=X.dtype), {"side": side == "R", "lower": uplo == "L"}
     if X.size:
@@ -135,7 +135,7 @@ class Cusolver:
         return np.ndarray((m, n), kind, memory, strides=(kind.itemsize, lda * kind.itemsize))
 
     def _uses(self, work: int, passed: int, words: int, dtype: str) -> None:
-        """Write to the whole workspace."""
+        """Overwrite the whole workspace, as the routine may."""
         assert passed >= words, "the workspace is too small"
         self._vector(work, words, np.dtype(dtype)).view(np.uint8).fill(0xFF)
 

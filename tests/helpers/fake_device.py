@@ -1,9 +1,9 @@
-"""A device without hardware: arrays that the host cannot read, and four streams whose work is delayed.
+"""A simulated device: arrays that the host cannot read, and four streams whose work is delayed.
 
-Work of a stream is carried out only when it is waited for; streams named in `eager` carry theirs out immediately,
-ahead of the others.  A missing synchronisation therefore gives wrong numbers in one of the schedules
-"late", "transfer first" and "compute first", the same in every run.  It is also reported: fake_streams.py finds
-races of the host, the streams and messages, and fake_memory.py finds races of ranks in each other's memory.
+The work of a stream is carried out only when the host or another stream waits for it; streams named in `eager` carry
+out their work immediately.  A missing synchronisation therefore gives wrong numbers in one of the schedules "late",
+"transfer first" and "compute first", the same in every run.  It is also reported: fake_streams.py finds races between
+the host, the streams and messages, and fake_memory.py finds races of ranks in each other's memory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pdgemm.local.blas.local_gemm import leading
 from pdgemm.transport.block_copy import copy_blocks
 
 SCHEDULES = {"late": (), "transfer first": ("transfer", "upload"), "compute first": ("compute",)}
-_BY_NCCL = 77  # tag of messages
+_BY_NCCL = 77  # tag of its messages
 
 
 class FakeDevice(Races):
-    """One device of this process, with the interface that `pdgemm` uses."""
+    """The simulated device of this process, with the interface that `pdgemm` uses."""
 
     name = "fake"
 
@@ -180,7 +180,7 @@ class FakeDevice(Races):
         self._launch("copy", (source,), (target,), lambda: np.copyto(target.x, source.x))
 
     def broadcast(self, comm: MPI.Comm, x: FakeArray, root: int) -> None:
-        """In the order of the stream, as in NCCL: the ranks meet when their streams reach it."""
+        """Launch a broadcast: as in NCCL, an operation of the stream, which waits for streams of other ranks."""
         memory = x.x.ravel(order="K")
         reads, writes = ((x,), ()) if comm.rank == root else ((), (x,))
         self._launch("broadcast", reads, writes, lambda: comm.Bcast([memory, MPI.BYTE], root=root))
@@ -188,7 +188,7 @@ class FakeDevice(Races):
     def exchange(
         self, comm: MPI.Comm, sends: Sequence[tuple[FakeArray, int]], receives: Sequence[tuple[FakeArray, int]]
     ) -> None:
-        """Likewise; messages between two ranks are matched in order, and large ones are sent only when matched."""
+        """Launch messages, as in NCCL: matched in order between two ranks, and a send waits for its receive."""
         going, coming = ([(_bytes(x), peer) for x, peer in some] for some in (sends, receives))
 
         def act() -> None:
@@ -253,12 +253,12 @@ class FakeDevice(Races):
         return self._reach._replace(reads=self._reach.reads if grid.shares_memory else "")
 
     def memory(self, grid: ProcessGrid) -> FakeMemory:
-        return self._memory[grid.memory]  # for ranks that have met
+        return self._memory[grid.memory]  # after `discover_peers`
 
 
 @contextmanager
 def fake_device(schedule: str = "late", kind: type[FakeDevice] | None = None, **options: Any) -> Iterator[Any]:
-    """Provide a device for arrays created on "fake", and watch its communicators."""
+    """Simulate the device "fake" in the enclosed block; communicators of grids report their messages to it."""
     device = (kind or FakeDevice)(SCHEDULES[schedule], **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(devices._devices, FakeArray, device)
@@ -279,7 +279,7 @@ def fake_device(schedule: str = "late", kind: type[FakeDevice] | None = None, **
         work_grid, looked_at = ProcessGrid.work_grid, list[Any]()
 
         def fresh(grid: ProcessGrid, *args: Any) -> ProcessGrid:
-            """Discard work grids cached earlier, whose communicators are not watched."""
+            """Discard work grids cached before: their communicators are not watched.  Then return the work grid."""
             if grid._shared not in looked_at:
                 looked_at.append(grid._shared)
                 for kept in grid._shared.work_grids.values():
@@ -292,7 +292,7 @@ def fake_device(schedule: str = "late", kind: type[FakeDevice] | None = None, **
         try:
             yield device
         finally:
-            for owner, name, comm in watching:  # otherwise abandoned or cached grids would keep the watched ones
+            for owner, name, comm in watching:  # grids that remain get back their own communicators
                 if getattr(owner, name) != MPI.COMM_NULL:
                     setattr(owner, name, comm)
 
@@ -317,10 +317,10 @@ def _combine(how: Combine, Y: np.ndarray, X: np.ndarray) -> None:
 
 
 def _times(number: Any, x: np.ndarray) -> np.ndarray:
-    """A factor 1 makes no NaN of a complex infinity."""
+    """Return number * x; a factor 1 keeps complex infinities."""
     return x if number == 1 else number * x
 
 
 def _parts(x: FakeArray, rows: Any, cols: Any, high: Any, wide: Any) -> list[FakeArray]:
-    """The runs of rows times the runs of columns."""
+    """Return the views of x for each pair of a run of rows and a run of columns."""
     return [x[r : r + h, c : c + w] for r, h in zip(rows, high) for c, w in zip(cols, wide)]

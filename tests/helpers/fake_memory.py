@@ -1,4 +1,4 @@
-"""Memory shared by ranks on the simulated device: that of a node, signals, and watched communicators."""
+"""Ranks on simulated devices: memory that the ranks of a node share, signals, and watched communicators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdgemm.grids.node_memory import NodeMemory
 
 
 class FakeMemory:
-    """Device memory that the ranks of a node access: memory of the host, seen as the device's."""
+    """Device memory that all ranks of a node access; here shared memory of the host."""
 
     def __init__(self, memory: NodeMemory, device: Races) -> None:
         self._memory, self._device = memory, device
@@ -25,7 +25,7 @@ class FakeMemory:
         self._bounds = [byte_bounds(part) for part in parts]
 
     def show(self, x: Access, clock: Clock) -> Shown | None:
-        """Return an access to the memory of the node as other ranks are told of it; None for other memory."""
+        """Return the record of an access for other ranks; None if the memory is not shared."""
         start, stop = byte_bounds(x.x)
         for part, (first, last) in enumerate(self._bounds):
             if first <= start and stop <= last:
@@ -46,7 +46,7 @@ class FakeMemory:
         self._memory.map_all(places)
 
     def sync(self) -> None:
-        """Let the ranks meet: memory that they read of each other must be ready, and reads before it must be done."""
+        """Synchronise the ranks of the node; pending or unordered conflicting accesses to shared memory are races."""
         self._device.met(self)
         self._memory.sync()
 
@@ -65,7 +65,7 @@ class FakeMemory:
 
 
 class FakeSignal:
-    """The request of a signal: once it is complete, the host sees all that its sender saw."""
+    """The request of a received signal: on completion the host's clock is joined with the sender's."""
 
     def __init__(self, device: Races, request: MPI.Request) -> None:
         self._device, self._request = device, request
@@ -84,9 +84,9 @@ def _is_signal(buf: Any) -> bool:
 
 
 class WatchedComm(MPI.Intracomm):
-    """A communicator that reports to the device the memory that MPI reads and writes, and until when."""
+    """A communicator that reports to the device which memory MPI reads and writes, with the request that ends this."""
 
-    device: Any = None  # of a duplicate, until it is watched, too
+    device: Any = None  # for a duplicate that is not watched yet
 
     def __new__(cls, comm: MPI.Comm | None = None, device: Races | None = None) -> WatchedComm:
         made = super().__new__(cls, comm)

@@ -1,4 +1,4 @@
-"""NCCL without a GPU: carried out by MPI immediately, or never (fake_cupy.py)."""
+"""NCCL without a GPU: operations are carried out by MPI immediately, or never (fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def _memory(ptr: int, nbytes: int) -> np.ndarray:
 
 
 class Nccl:
-    """A communicator of NCCL: one rank per GPU, and the same order of calls on all ranks.
+    """The library NCCL: one rank per GPU, and the same order of calls on all ranks.
 
-    stuck : the operations of this rank wait for ranks that never call, until they are aborted.
-    error : the asynchronous error that NCCL reports.   world : a communicator of all ranks, without a failed rank.
+    stuck : operations of this rank never finish, until they are aborted, as if another rank did not call.
+    error : the asynchronous error that NCCL reports.   world : a communicator of all ranks that have not failed.
     """
 
     available, NCCL_UINT8 = True, 1
     _tags = count(1)
     _group: ClassVar[list[tuple[Any, ...]]] = []
     waiting: ClassVar[set[Any]] = set()  # communicators of operations that never finish
-    behind: ClassVar[set[int]] = set()  # events that were recorded behind such operations
+    behind: ClassVar[set[int]] = set()  # events recorded after such operations
     stuck, error, world = False, "", MPI.COMM_WORLD
     _depth = aborted = 0
 
@@ -49,7 +49,10 @@ class Nccl:
 
     @classmethod
     def _run(cls) -> None:
-        """Messages between two ranks are matched in order; a rank continues only when all of its group are done."""
+        """Carry out the operations of the group by MPI; return when all are complete.
+
+        Messages between two ranks are matched in order.
+        """
         group, cls._group = cls._group, []
         if cls.stuck:
             cls.waiting.update(communicator for _, communicator, *_ in group)
@@ -89,7 +92,7 @@ class Nccl:
             self._comm = world.Create_group(world.group.Incl(ranks), tag)
 
         def _queue(self, what: str, *args: Any) -> None:
-            """Queue an operation until its group ends."""
+            """Add an operation to the current group; outside of a group, carry it out."""
             assert self._comm is not None, "NCCL crashes: the communicator was aborted"
             Nccl._group.append((what, self, *args))
             if not Nccl._depth:
@@ -108,7 +111,7 @@ class Nccl:
             self._queue("reduce", found, there, root)
 
         def abort(self) -> None:
-            """Abort, whatever the other ranks do; nothing remains to be destroyed."""
+            """Abort without the other ranks; the communicator need not be destroyed."""
             Nccl.aborted += 1
             Nccl.waiting.discard(self)
             self._comm = None
@@ -119,7 +122,7 @@ class Nccl:
                 raise RuntimeError(Nccl.error)
 
         def destroy(self) -> None:
-            while self in Nccl.waiting:  # kernels have to end first
+            while self in Nccl.waiting:  # it waits for kernels, as NCCL does
                 sleep(1e-3)
             if self._comm is not None:
                 self._comm.Free()

@@ -1,9 +1,9 @@
-"""Streams of the simulated device, whose work is delayed, and the clocks by which races are found.
+"""Streams of the simulated device, whose work is delayed, and vector clocks, which find races.
 
-The host, each stream and each message of MPI have a clock of the events that they have seen (vector clocks: Lamport
-1978, Mattern 1989).  Two accesses to the same elements, at least one a write, are a race unless one is known to
-precede the other; it is recorded in `races`.  Signals carry the clock of their sender, and when the ranks of a node
-meet they compare their accesses to each other's memory since they last met.
+The host, each stream and each message of MPI have a clock of the events that happened before (vector clocks: Lamport
+1978, Mattern 1989).  Two accesses to the same elements, at least one a write, are a race unless one happened before
+the other by these clocks; races are recorded in `races`.  A signal carries the clock of its sender.  When the ranks of
+a node synchronise, they compare their accesses to shared memory since the last synchronisation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Access(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """An access to the memory of the node, as told to other ranks: the part, its range of bytes, and the clock then."""
+    """The record of an access to shared memory for other ranks: whose part, its range of bytes, and the clock."""
 
     part: int
     start: int
@@ -43,11 +43,11 @@ class Shown(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
-    access: tuple[bool, str, int, str]  # writes, who, tick, its text
+    access: tuple[bool, str, int, str]  # writes, who, tick, description
     clock: Clock
 
     def races_with(self, other: Shown, memory: Any) -> bool:
-        """Is a pair of `_overlapping` unordered, and are elements shared?"""
+        """Return whether neither access happened before the other, and they have elements in common."""
         (_, who, tick, _), (_, them, then, _) = self.access, other.access
         if self.clock.get(them, 0) >= then or other.clock.get(who, 0) >= tick:
             return False
@@ -55,7 +55,7 @@ class Shown(NamedTuple):
 
 
 def _overlapping(some: Sequence[Shown], others: Sequence[Shown]) -> Iterator[tuple[Shown, Shown]]:
-    """Yield the conflicting pairs, few of thousands: overlapping ranges of bytes and at least one write."""
+    """Yield the pairs of accesses that may conflict: overlapping ranges of bytes, and at least one write."""
     if some and others:
         part, start, stop, writes = _columns(some)[..., None]
         their_part, their_start, their_stop, they_write = _columns(others)
@@ -73,7 +73,7 @@ class FakeEvent:
         self._asked = False
 
     def happened(self) -> bool:
-        """Return False at the first call: a caller has to ask again."""
+        """Return False at the first call and True later, so that callers have to poll."""
         asked, self._asked = self._asked, True
         if asked:
             self.synchronize()
@@ -85,7 +85,7 @@ class FakeEvent:
 
 
 class FakeStream:
-    """A stream: its work is carried out in order, when it is waited for."""
+    """A stream: its work is carried out in order, when the host or another stream waits for it."""
 
     def __init__(self, device: Races, name: str) -> None:
         self.device, self.name, self.who = device, name, f"{name} on rank {MPI.COMM_WORLD.rank}"
@@ -95,7 +95,7 @@ class FakeStream:
         self._before: list[FakeStream] = []
 
     def launch(self, what: str, reads: Sequence[np.ndarray], writes: Sequence[np.ndarray], act: Any) -> None:
-        self.device.join(self.clock, self.device.clock)  # work does not run before it is started
+        self.device.join(self.clock, self.device.clock)  # work starts after all that the host has seen
         self.begun += 1
         self.clock[self.who] = self.begun
         for x, writing in (*((x, False) for x in reads), *((x, True) for x in writes)):
@@ -131,7 +131,7 @@ class FakeStream:
 
 
 class Races:
-    """The accesses of the host, streams and messages, with clocks.   eager : the streams that work immediately."""
+    """The accesses of the host, streams and messages, and their races.   eager : streams that work immediately."""
 
     def __init__(self, eager: Sequence[str] = (), reach: Reach = Reach("shared", staged=False)) -> None:  # noqa: B008
         self._reach = reach
@@ -142,8 +142,8 @@ class Races:
         self.copied: list[int] = []  # bytes of each copy to the host
         self.events = 0
         self._live: list[Access] = []
-        self._shown: list[tuple[Any, Shown]] = []  # accesses since the ranks of the node last met
-        self._many = 64  # number of accesses after which completed ones are dropped
+        self._shown: list[tuple[Any, Shown]] = []  # accesses since the ranks of the node last synchronised
+        self._many = 64  # completed accesses are dropped beyond this number
         self.messages = 0
         self.callers, self.compute = FakeStream(self, "caller's"), FakeStream(self, "compute")
         self.transfer, self.upload = FakeStream(self, "transfer"), FakeStream(self, "upload")
@@ -196,7 +196,7 @@ class Races:
             self.join(self.clock, clock)
 
     def message(self, x: Any, writes: bool, what: str, request: MPI.Request | None) -> None:
-        """Give x to MPI: the host must know that it is ready, until the request is done."""
+        """Record that MPI reads or writes x until the request is complete."""
         memory = x.x if isinstance(x, FakeArray) else x
         if getattr(x, "managed", False):
             self.races.append(f"{what}: MPI is given the address of managed memory")

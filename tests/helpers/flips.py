@@ -1,4 +1,4 @@
-"""Faults in products: C is changed before a product returns it."""
+"""Planted faults: C is changed before a product returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdgemm.algorithms import prepared
 def changed_after_the_product(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], times: int = 1, after: int = 0
 ) -> None:
-    """Call change(C) after `times` products that follow `after` correct ones."""
+    """Let products call change(C) before they return: `times` products, after the first `after`."""
     run, count = prepared.Prepared._run, [0]
 
     def damaged(self: Any, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Run a job on any number of ranks: products of a type that the package lacks, after one entry for it is added.
+"""Products of a type that the package lacks, after one entry for the type is added; on any number of ranks.
 
 The entry is added to the table of `pdgemm.local.arrays.dtypes` during its import; all lists derive from the table.
 """
@@ -18,7 +18,7 @@ ENTRY = 'ElementType("float8_e5m2fnuz", **_BOTH, sums="float32", wire="uint8", h
 
 
 def plant() -> None:
-    """Load the table with one more entry, before any other module of the package."""
+    """Load the table of types with one more entry, before any other module of the package."""
     path = Path(pdgemm.local.arrays.__file__).with_name("dtypes.py")
     source, before = path.read_text(), 'ElementType("float32"'
     assert source.count(before) == 1
@@ -32,7 +32,7 @@ def plant() -> None:
 
 def main() -> None:
     plant()
-    from problems import NARROW, accepted  # which read the table
+    from problems import NARROW, accepted  # they read the table
 
     from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, matmul_batched, pdgemm, plan, verify
 

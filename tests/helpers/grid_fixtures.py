@@ -1,4 +1,4 @@
-"""pytest plugin: grids as fixtures, one over all ranks or a list of many."""
+"""pytest plugin: fixtures of process grids, one over all ranks, or a list of many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def grid(comm: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def grids(comm: Any) -> Iterator[list[Any]]:
-    """Every shape, a grid with ranks in reverse order, and a grid that leaves a rank idle."""
+    """Grids of every shape, one with ranks in reverse order, and one that leaves a rank idle."""
     from pdgemm import ProcessGrid
 
     made = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
@@ -33,7 +33,7 @@ def grids(comm: Any) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module", params=[None, "1", "2"], ids=["one node", "nodes of one rank", "nodes of two ranks"])
 def grids_on_nodes(comm: Any, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """Every shape, ranks in order and reversed, and smaller grids that leave ranks idle."""
+    """Grids of every shape, some with ranks in reverse order, and smaller grids; nodes of all, one or two ranks."""
     from pdgemm import ProcessGrid
 
     comm, size = comm.Dup(), comm.size

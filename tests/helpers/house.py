@@ -1,4 +1,4 @@
-"""The source of the package's modules: their imports and syntax trees."""
+"""Syntax trees of the package's modules, and their imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run commands of pdgemm in the current process: to start Python and MPI takes a second each time."""
+"""Run commands of pdgemm in the current process, which saves a second for each start of Python and MPI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdgemm.tools.cli.job import UNEXPECTED, Job
 
 
 def run(words: Sequence[str], cwd: Path | None) -> subprocess.CompletedProcess[str]:
-    """Run `pdgemm WORDS` on one rank; return the exit code, output and errors that its process would have."""
+    """Run `pdgemm WORDS` on one rank; return exit code, output and errors like those of a process."""
     out, err = _file(), _file()
     with chdir(cwd or Path.cwd()), redirect_stdout(out), redirect_stderr(err):
         code = call(words)
@@ -28,7 +28,7 @@ def run(words: Sequence[str], cwd: Path | None) -> subprocess.CompletedProcess[s
 
 @contextmanager
 def one_output() -> Iterator[Callable[[], str]]:
-    """Collect standard output and standard error in one text, which the function returns."""
+    """Collect standard output and standard error in one text; yield a function that returns it."""
     both = _file()
     with redirect_stdout(both), redirect_stderr(both):
         yield lambda: _text(both)
@@ -54,7 +54,7 @@ def _text(file: io.TextIOWrapper) -> str:
 
 @contextmanager
 def _as_a_process(words: Sequence[str]) -> Iterator[None]:
-    """Print each warning once on standard error; keep the signal handlers of the tests."""
+    """Set sys.argv, print warnings on standard error, and keep the signal handlers of the tests."""
 
     def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))

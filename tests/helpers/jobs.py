@@ -1,4 +1,4 @@
-"""Start commands from a test, on one process or on new ranks, whatever launched this run."""
+"""Start commands from a test, in one process or on new ranks, whichever launcher started the tests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Words: TypeAlias = str | Path
 
 
 def python(ranks: int, *words: Words) -> list[str]:
-    """Return the command line of Python on so many ranks; on 0, without a launcher."""
+    """Return the command line that starts Python on `ranks` ranks; for 0 ranks, without a launcher."""
     return [*([str(MPIEXEC), "-n", str(ranks)] if ranks else []), sys.executable, *map(str, words)]
 
 
-NOT_STARTED = "The PMIx server's listener thread failed to start"  # by Open MPI's launcher, once in thousands of jobs
+# an error of Open MPI's launcher, in one of thousands of jobs
+NOT_STARTED = "The PMIx server's listener thread failed to start"
 
 
 def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
@@ -34,12 +35,12 @@ def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100,
     env = outside_job() | environment
     for _ in range(3):
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
-        if NOT_STARTED not in done.stderr:  # otherwise no rank has started, because the machine is busy
+        if NOT_STARTED not in done.stderr:  # otherwise no rank was started: try again
             break
     return done
 
 
-CHANGED_BY_LIBRARIES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK"}  # pytest; threadpoolctl's import
+CHANGED_BY_LIBRARIES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK"}  # set by pytest, and by threadpoolctl
 
 
 def _environment() -> dict[str, str]:
@@ -60,6 +61,6 @@ def pdgemm(ranks: int, *words: str, cwd: Path | None = None, timeout: float = 10
 
 
 def with_plant(folder: Path, source: str) -> dict[str, str]:
-    """Write source code into a folder; return the variable that lets each Python process of a job run it first."""
+    """Write source code to a folder; return the environment variable with which each Python process runs it first."""
     (folder / "sitecustomize.py").write_text(source)
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}

@@ -1,4 +1,4 @@
-"""A matrix of numbers, as a DistMatrix in every layout."""
+"""Distribute an array in every layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdgemm import DistMatrix, ProcessGrid
 
 
 def matrices(comm: Any, whole: np.ndarray) -> Iterator[Any]:
-    """Yield a matrix on every grid, in small blocks, transposed, as a view, and on a grid that leaves ranks idle."""
+    """Yield `whole` on every grid, in small blocks, transposed, as a view, and on a grid that leaves ranks idle."""
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
             for source in sources(shape):
@@ -31,12 +31,12 @@ def drawn(shape: tuple[int, int], dtype: str, seed: int = 0) -> np.ndarray:
     source = np.random.default_rng(seed)
     x = source.integers(-3, 4, shape) if dtype in ("int8", "int32", "bool") else source.standard_normal(shape)
     if dtype.startswith("complex"):
-        x = np.exp(1j * x)  # products do not overflow
+        x = np.exp(1j * x)  # |x| = 1: products do not overflow
     return x.astype(dtype)
 
 
 def matrices_in_turn(comm: Any, whole: np.ndarray) -> Generator[Any, None, None]:
-    """Yield a matrix on every grid, in several block sizes and both orders, transposed, as a view, with idle ranks."""
+    """Yield `whole` on every grid, in several block sizes and both orders, transposed, as a view, with idle ranks."""
     turns = itertools.cycle(itertools.product([(None, None), (3, 2), (100, 100), (1, 1)], "CF"))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -52,7 +52,7 @@ def matrices_in_turn(comm: Any, whole: np.ndarray) -> Generator[Any, None, None]
 
 @contextmanager
 def laid_out(comm: Any, whole: np.ndarray, turn: int | None = None) -> Iterator[Any]:
-    """Yield `whole` in the layout of number `turn` (default: of its type); check that it stays unchanged."""
+    """Yield `whole` in layout number `turn` (default: by its type); check that the test does not change it."""
     turn = DTYPES.index(str(whole.dtype)) if turn is None else turn
     with closing(matrices_in_turn(comm, whole)) as layouts:
         A = next(itertools.islice(layouts, 3 * turn % (5 if comm.size == 1 else 13), None))

@@ -1,4 +1,4 @@
-"""Run many commands of pdgemm in one job, because to start ranks takes a second, and read their results."""
+"""Run many commands of pdgemm in one job, which saves a second for each start of ranks; and read results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def several(ranks: int, commands: list[list[str]], cwd: Path) -> list[jobs.Finis
 
 
 def one_line(run: Any) -> str:
-    """Return the error line of a run with exit code 2; check that it is printed once on any number of ranks."""
+    """Return the error line of a run; check that its exit code is 2, and that one rank printed this line only."""
     assert run.returncode == 2, run.stdout + run.stderr
     lines: list[str] = [line for line in run.stderr.splitlines() if line.startswith("pdgemm: error: ")]
     assert len(lines) == 1, run.stderr

@@ -3,11 +3,11 @@
     mpiexec -n 4 python -m pytest --with-mpi -m mpi tests
 
 Every rank runs every test.  After each phase (setup, call, teardown) the ranks agree on the outcome: a test
-passes only if it passes everywhere, and its consequences (-x, the exit code) are the same on all ranks.
-Only rank 0 reports; a failure is shown once, as the lowest failing rank saw it.  A rank that has failed
-while others wait for it in a collective prints so after GRACE seconds; at the test's timeout all print their
-stacks, and the job ends.  Without --with-mpi only the fixtures and the summary file remain, and mpi4py is not
-imported.
+passes only if it passes on all ranks, and the consequences (-x, the exit code) are the same on all ranks.
+Only rank 0 reports; a failure is shown once, as on the lowest rank that failed.  A rank that has failed
+while others hang in a collective prints its failure after GRACE seconds; at the test's timeout all ranks print
+their stacks, and the job ends.  Without --with-mpi only the fixtures and the summary file remain, and mpi4py is
+not imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest._code.code import TerminalRepr  # the type that reports accept as a failure's text
+from _pytest._code.code import TerminalRepr  # the base class of failures in reports
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import HypothesisException
 from run_summary import Summary
@@ -37,12 +37,12 @@ from run_summary import Summary
 CODES = ("passed", "skipped", "xfailed", "xpassed", "failed")
 PASSED, SKIPPED, XFAILED, XPASSED, FAILED = range(5)
 INTERRUPTED = -1
-GRACE = 5.0  # seconds for which a failed rank waits in silence for the others
-LIMIT = 600.0  # seconds after which a wait is a hang if no timeout is set
+GRACE = 5.0  # seconds until a failed rank that waits for the others prints its failure
+LIMIT = 600.0  # seconds until a wait counts as a hang, if no timeout is set
 
 
 def abort_job() -> None:
-    """Abort at the exit of a rank that ended early (a broken conftest, say): MPI_Finalize would wait for the others."""
+    """Abort the job if this rank exits early, for example by an error in conftest.py: MPI_Finalize would hang."""
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI and MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
         sys.stdout.flush()
@@ -53,13 +53,13 @@ def abort_job() -> None:
 atexit.register(abort_job)
 
 
-@pytest.hookimpl(trylast=True)  # the reporter and the other plugins are there by then
+@pytest.hookimpl(trylast=True)  # after the reporter and other plugins are registered
 def pytest_configure(config: pytest.Config) -> None:
     session = Session(config) if config.getoption("--with-mpi", default=False) else None
     if session is None:
         atexit.unregister(abort_job)
     path = os.environ.get("PDGEMM_TEST_SUMMARY")
-    worker = hasattr(config, "workerinput")  # of pytest-xdist, whose controller adds up the counts
+    worker = hasattr(config, "workerinput")  # a worker of pytest-xdist: the controller adds up the counts
     if path and not worker and (session is None or session.rank == 0):
         config.pluginmanager.register(Summary(Path(path)), "test_summary")
     if session:
@@ -76,7 +76,7 @@ def comm() -> Any:
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A fresh directory, the same on every rank; gone after the test."""
+    """A new directory, the same on every rank; it is removed after the test."""
     session = request.config.pluginmanager.get_plugin("mpi_session")
     first = session is None or session.rank == 0
     path: Any = request.getfixturevalue("tmp_path") if first else None
@@ -95,7 +95,7 @@ class RankRepr(TerminalRepr):
     def __init__(self, head: str, inner: Any) -> None:
         self.head, self.inner = head, inner
         if hasattr(inner, "reprcrash"):
-            self.reprcrash = inner.reprcrash  # quoted by the short summary
+            self.reprcrash = inner.reprcrash  # for the short summary
 
     def toterminal(self, tw: Any) -> None:
         tw.line(self.head, bold=True)
@@ -122,26 +122,26 @@ class Session:
         self.library = MPI.Get_library_version().split(",")[0].strip()
         self.config = config
         self.rank, self.size = world.rank, world.size
-        # Within a test pytest captures file descriptor 2; here it is still the real one.
+        # In a test pytest captures file descriptor 2; here it is not captured yet.
         self.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace")
         self.item: pytest.Item | None = None
         self.limit = self.default_limit = float(getattr(config, "_env_timeout", None) or LIMIT)
         self.deadline: float | None = time.monotonic() + self.limit
         self.waiting: str | None = "start"  # the place where this rank waits for the others
-        self.news: str | None = None  # and the message for them if they do not reach it
+        self.news: str | None = None  # the failure that is printed if other ranks do not reach this place
         self.requests: list[Any] = []
         self.broken: list[tuple[str, str]] = []  # failures of the collection on this rank
         self.interrupted = False
         self.stop = threading.Event()
         self.watchdog = threading.Thread(target=self.watch, daemon=True)
         self.watchdog.start()
-        self.comm, self.fixture_comm = world.Dup(), world.Dup()  # separate from the messages of tests
+        self.comm, self.fixture_comm = world.Dup(), world.Dup()  # these messages never match those of tests
         self.waiting = self.deadline = None
         if self.rank:
             config.pluginmanager.unregister(name="terminalreporter")
         for plugin in config.pluginmanager.get_plugins():
             if type(plugin).__name__ == "MPIPlugin":
-                plugin._is_testing_mpi = False  # pytest-mpi's page of library details at the end
+                plugin._is_testing_mpi = False  # no page of library details at the end
         use_same_examples()
 
     def pytest_report_header(self) -> str:
@@ -159,15 +159,15 @@ class Session:
         gathered = array.array("q", bytes(16 * self.size))
         start = time.monotonic()
         self.waiting, self.news = point, news
-        own_deadline = self.deadline is None  # outside a test, or one without timeout
+        own_deadline = self.deadline is None  # outside of tests, or without a timeout
         if own_deadline:
             self.limit, self.deadline = self.default_limit, start + self.default_limit
-        # keeps the buffer of a wait that Ctrl-C interrupts alive: MPI may still write into it
+        # keep the buffer alive: after Ctrl-C in this wait, MPI may still write into it
         self.requests.append(request := self.comm.Iallgather(mine, gathered))
         while not request.Test():
             waited = time.monotonic() - start
             if waited < 0.002:
-                os.sched_yield()  # the usual case: all ranks arrive together, and no test pays for a sleep
+                os.sched_yield()  # usually all ranks arrive together: do not sleep
             else:
                 time.sleep(min(waited / 10, 0.02))
             if self.news and waited > min(GRACE, self.limit / 2):
@@ -222,7 +222,7 @@ class Session:
             handle.inner_test = self.in_step(handle.inner_test)
 
     def in_step(self, test: Callable[..., None]) -> Callable[..., None]:
-        """Let the examples of a hypothesis test fail on all ranks or on none, so that they also shrink together."""
+        """Let each example of a hypothesis test fail on all ranks or on none: all ranks shrink the same example."""
 
         @functools.wraps(test)
         def example(*args: Any, **kwargs: Any) -> None:
@@ -230,12 +230,12 @@ class Session:
             try:
                 test(*args, **kwargs)
             except HypothesisException:
-                raise  # assume() and the like: the same on all ranks
+                raise  # such as assume(): the same on all ranks
             except Exception:
                 news = traceback.format_exc()
             assert self.item
             codes = self.agree(f"{self.item.nodeid} (example)", FAILED if news else PASSED, news)
-            if FAILED in codes:  # hypothesis distinguishes failures by type and line: one for all ranks
+            if FAILED in codes:  # hypothesis compares failures by type and line: raise the same on all ranks
                 raise AssertionError(self.comm.bcast(news, root=codes.index(FAILED)))
 
         example.in_step = True  # type: ignore[attr-defined]
@@ -270,7 +270,7 @@ class Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        # mpiexec ends the job as soon as one rank exits with an error: not before rank 0 has printed its report
+        # wait until rank 0 has printed its report: mpiexec ends the job as soon as one rank exits with an error
         sys.stdout.flush()
         self.agree("exit", 0)
         self.stop.set()
@@ -281,9 +281,9 @@ class Session:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
-        """Replaces pytest-timeout's timer: same settings, but a dump names its rank and is printed in one piece."""
+        """Replace pytest-timeout's timer by one that prints stacks with their rank, and in one piece."""
         self.limit, self.deadline = settings.timeout, time.monotonic() + settings.timeout
-        # The watchdog cannot run while native code holds the interpreter's lock; this can.
+        # faulthandler runs even if native code holds the interpreter's lock; the watchdog does not
         faulthandler.dump_traceback_later(settings.timeout + 1.5, exit=True, file=self.stderr)
         return True
 
@@ -312,7 +312,7 @@ class Session:
             time.sleep(1)
             if self.rank == 0:
                 self.last_words(f"{text}, see above")
-            time.sleep(1.5)  # the first exit ends the job, before other ranks may have printed
+            time.sleep(1.5)  # until other ranks have printed, too: the first exit ends the job
         except BaseException:
             traceback.print_exc(file=self.stderr)
         finally:
@@ -333,7 +333,7 @@ class Session:
         return text
 
     def last_words(self, text: str) -> None:
-        """Return the report of the failures so far."""
+        """Report the current test as failed with this text, and print the summary of all failures so far."""
         get = self.config.pluginmanager.get_plugin
         if capture := get("capturemanager"):
             capture.suspend_global_capture(in_=True)
@@ -348,7 +348,7 @@ class Session:
                 getattr(reporter, part)()
 
     def abort(self, text: str) -> None:
-        """Called on all ranks: rank 0 prints the reason and ends the job."""
+        """On all ranks: rank 0 prints the reason and ends the job."""
         if self.rank:
             time.sleep(10)
         sys.stdout.flush()
@@ -363,7 +363,7 @@ class Session:
 
 def use_same_examples() -> None:
     """Let hypothesis draw the same examples on every rank, independent of the clock and of earlier runs."""
-    # off: settings that depend on the clock, or on the lines that this rank executes
+    # without settings that depend on the clock, or on the lines that this rank executes
     off: Any = {"suppress_health_check": [HealthCheck.too_slow], "phases": [x for x in Phase if x is not Phase.explain]}
     settings.register_profile("mpi", derandomize=True, deadline=None, database=None, print_blob=False, **off)
     settings.load_profile("mpi")

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-UNITS = 30  # times n eps, or n eps cond: the accepted error, as in LAPACK's tests
+UNITS = 30  # the accepted error in units of n eps, or n eps cond, as in LAPACK's tests
 
 
 def times(x: Any, rows: Any, cols: Any = 0) -> Any:
-    """2^(rows_i + cols_j) x_ij, rounded once."""
+    """Return the matrix of 2^(rows_i + cols_j) x_ij, each rounded once."""
     x = np.asarray(x)
     powers = np.add.outer(rows, np.atleast_1d(cols)) if x.ndim == 2 else rows
     if x.dtype.kind != "c":

@@ -27,19 +27,19 @@ BLOCKS: list[tuple[Any, Any, Any, Any]] = [
     (100, 100, 100, 100),
 ]
 DTYPES = tuple(x.name for x in dtypes.BLAS)
-NAMES = [*families(), "row", "column"]  # the algorithms of the package, from which the other policies choose, too
+NAMES = [*families(), "row", "column"]  # all algorithms; policies such as "auto" choose among them
 FLOATS = [x.name for x in dtypes.FLOATS if x in dtypes.RESULTS]
-NARROW = [(x.name, x.sums) for x in dtypes.TYPES if x.operand and x.sums]  # types, and those of their sums
+NARROW = [(x.name, x.sums) for x in dtypes.TYPES if x.operand and x.sums]  # narrow types, and the types of their sums
 NARROW_ON_DEVICES = [x for x in NARROW if dtypes.TYPE[np.dtype(x[0])].c_name]
 
 
 def grid_shapes(size: int) -> list[tuple[int, int]]:
-    """Every Pr x Pc of `size` ranks."""
+    """Return every grid shape Pr x Pc of `size` ranks."""
     return [(pr, size // pr) for pr in range(1, size + 1) if size % pr == 0]
 
 
 def boxes(size: int) -> Iterator[tuple[int, int, int]]:
-    """Every Pr x Pc x c of at most `size` ranks that leaves no room for one more in a direction."""
+    """Yield every Pr x Pc of at most `size` ranks, with one layer, and with as many layers c as fit."""
     for pr, pc in itertools.product(range(1, size + 1), repeat=2):
         if pr * pc <= size:
             yield pr, pc, size // (pr * pc)
@@ -48,17 +48,18 @@ def boxes(size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def accepted(size: int) -> list[tuple[str, tuple[int, int], int]]:
-    """Return the algorithms, among those registered now, that can be forced on so many ranks."""
+    """Return (algorithm, grid shape, layers) for all registered algorithms that can be forced on `size` ranks."""
     cases: list[tuple[str, tuple[int, int], int]] = [("row", (size, 1), 1), ("column", (1, size), 1)]
     for pr, pc, c in boxes(size):
-        if c > 1 or pr * pc == size or (pr, pc) in ((2, 2), (1, 2)):  # and some grids that leave ranks idle
+        # layers, all ranks, or small grids that leave ranks idle
+        if c > 1 or pr * pc == size or (pr, pc) in ((2, 2), (1, 2)):
             entries = [entry for entry in ALGORITHMS.values() if entry.runs_on(pr, pc, c, size)]
             cases += [(name, (pr, pc), c) for entry in entries for name in entry.names]
     return cases
 
 
 def sources(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """The first and the last grid position, where they differ."""
+    """Yield the first grid position, and the last if it is another."""
     yield 0, 0
     if shape != (1, 1):
         yield shape[0] - 1, shape[1] - 1
@@ -76,10 +77,10 @@ def gemm_error(
     beta: complex = 0,
     C0: np.ndarray | None = None,
 ) -> float:
-    """|C - Cref| / (eps (sqrt(k + 2) |alpha| |A| |B| + 2 |beta| |C0|)) in Frobenius norms.
+    """Return |C - Cref| / (eps (sqrt(k + 2) |alpha| |A| |B| + 2 |beta| |C0|)) in Frobenius norms.
 
-    The error of SLATE's test_gemm, which passes at 3 (complex: times 2 sqrt 2); Higham 2002, 3.6.  Cref is
-    formed in double precision.
+    This is the error of SLATE's test_gemm, which accepts up to 3 (complex: divided by 2 sqrt 2 here); Higham 2002,
+    3.6.  Cref is formed in double precision.
     """
     wide = np.result_type(C.dtype, np.float64)
     reference = alpha * (A.astype(wide) @ B.astype(wide))
@@ -101,7 +102,7 @@ NASTY = ("normal", "uniform", "constant", "graded", "cancelling", "sparse", "int
 
 
 def nasty(kind: str, shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
-    """Return matrices whose rounding errors differ as much as possible."""
+    """Return a matrix of one of the kinds NASTY, which have very different rounding errors."""
     r = np.random.default_rng(seed)
     x = r.normal(size=shape)
     if kind == "uniform":

@@ -1,4 +1,4 @@
-"""Commands that run while a test observes them, processes of this machine, and waits for conditions."""
+"""Commands in the background of a test, running processes, and waits for conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True
 
 @contextmanager
 def started(folder: Path, command: list[str], **files: Any) -> Iterator[Any]:
-    """Start a command in the background; it is killed with its job, if anything still runs at the end."""
+    """Start a command in the background; at the end of the block, kill all of its processes that still run."""
     env = outside_job() | {"OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **files)
     try:
@@ -29,10 +29,10 @@ def started(folder: Path, command: list[str], **files: Any) -> Iterator[Any]:
 
 
 def running(wanted: Callable[[list[str], Path], bool]) -> list[int]:
-    """Return the processes for whose command words and folder a condition holds."""
+    """Return the ids of processes for which wanted(words of the command, folder) is true."""
     pids = []
     for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if wanted(words, (place / "cwd").readlink()):
                 pids.append(int(place.name))
@@ -40,7 +40,7 @@ def running(wanted: Callable[[list[str], Path], bool]) -> list[int]:
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> bool:
-    """Wait until a condition holds; return whether it holds at the end."""
+    """Wait until a condition holds, or for `seconds`; return whether it holds."""
     end = monotonic() + seconds
     while not (holds := condition()) and monotonic() < end:
         sleep(0.02)

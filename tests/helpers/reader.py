@@ -1,4 +1,4 @@
-"""A reader who types the blocks of a page, from top to bottom, in a folder with only links to the checkout."""
+"""Run the blocks of a page like a reader who types them, in a folder with only links to the checkout."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pdgemm.support.launcher import outside_job
 CHECKOUT = Path(__file__).parents[2]
 STARTS_JOBS = ("scaling", "calibrate")  # commands that start jobs, or measure on an otherwise idle machine
 LINKS = ("scripts", "slurm", "docs", "tests")
-SECONDS = 90.0  # seconds of one block
-# lines printed only if something takes long: progress, and the event library of Open MPI's launcher
+SECONDS = 90.0  # time limit of a block
+# lines that are not always printed: progress of slow commands, and warnings of Open MPI's launcher
 SOMETIMES = re.compile(r"^(?:[\w ]+: \d+% in .* left|\[warn\] Epoll .*)\n", re.MULTILINE)
 
 
 class Reader:
-    """The shell and the Python jobs of one page.
+    """The shell and the Python jobs that run the blocks of one page.
 
-    jobs : started by rank count as pages need them, and shared by the pages that are typed in turn.
+    jobs : Python jobs, one per number of ranks, started on demand and shared by all pages.
     """
 
     def __init__(self, folder: Path, jobs: Jobs) -> None:
@@ -43,17 +43,17 @@ class Reader:
 
     @property
     def current(self) -> Path:
-        """The folder in which the reader is: `cd` on a page changes it."""
+        """The current folder: `cd` on a page changes it."""
         place = self.notes / "folder"
         return Path(place.read_text().strip()) if place.exists() else self.folder
 
     @property
     def written(self) -> set[str]:
-        """The names that the page has created in its first folder."""
+        """The names of files and folders that the page has created in its first folder."""
         return {path.name for path in self.folder.iterdir()} - {*LINKS}
 
     def type(self, block: Block) -> None:
-        """Run a block, and compare its output with that of the page."""
+        """Run a block, and compare its output with the output that the page shows."""
         if "file" in block.marks:
             (self.current / block.marks["file"]).write_text(block.text)
         elif block.language == "python":
@@ -63,7 +63,7 @@ class Reader:
             elif block.output is not None:
                 compare(block.output, "".join(printed))
             else:
-                assert not "".join(printed[1:]), f"all ranks print what one should: {printed[-1]}"
+                assert not "".join(printed[1:]), f"only rank 0 should print, but another rank printed: {printed[-1]}"
         else:
             for command, shown in block.dialogue():
                 words = _words_for_ranks(command)
@@ -71,7 +71,7 @@ class Reader:
                     ranks, request = words
                     printed_by_all = SOMETIMES.sub("", "".join(self._on_ranks(ranks, **request)))
                 else:
-                    self._exports |= "export" in command  # variables that ranks already running do not have
+                    self._exports |= "export" in command  # then use shells: running ranks lack the variables
                     code, printed_by_all = self.shell(command)
                     assert code == block.exit_code, f"exit code {code} of: {command}\n{printed_by_all}"
                 if shown is not None:
@@ -81,7 +81,7 @@ class Reader:
         return self._jobs.of(ranks).run({"page": str(self.notes), "folder": str(self.current), **request})
 
     def shell(self, command: str) -> tuple[int, str]:
-        """Run commands in the folder and environment that earlier ones left; return 1 if any of them fails."""
+        """Run commands in the folder and environment of the previous block; exit code 1 if any of them fails."""
         state, place, script = (self.notes / name for name in ("environment", "folder", "commands"))
         script.write_text(command)
         lines = [
@@ -125,14 +125,14 @@ class Jobs:
         return self._jobs[ranks]
 
     def end(self) -> None:
-        """End all jobs; each must end with success, or have failed before."""
+        """End all jobs; check that each succeeds, except those that failed before."""
         for job in self._jobs.values():
             if not job.ended:
                 job.end(True)
 
 
 class PythonJob:
-    """A job that runs `typed_ranks.py`."""
+    """A job on several ranks that runs `typed_ranks.py`."""
 
     def __init__(self, ranks: int, notes: Path) -> None:
         self.ranks, self.notes, self.done = ranks, notes, 0
@@ -154,7 +154,7 @@ class PythonJob:
         return self._process.poll() is not None
 
     def run(self, request: dict[str, Any]) -> list[str]:
-        """Return the output of each rank."""
+        """Send a request to the job; return the output of each rank."""
         number, self.done = self.done, self.done + 1
         unfinished = self.notes / "unfinished"
         unfinished.write_text(json.dumps(request))
@@ -183,7 +183,7 @@ class PythonJob:
 
 
 def _words_for_ranks(command: str) -> tuple[int, dict[str, list[str]]] | None:
-    """Return the number of ranks and the command or script that running ranks can run; None if a shell is needed."""
+    """Return ranks and request (`typed_ranks.py`) of a shell command that a running job can carry out, else None."""
     words = shlex.split(command, comments=True)
     if [*commands(command)] != [words] or set("$*`~") & set(command):
         return None
@@ -200,4 +200,4 @@ def _words_for_ranks(command: str) -> tuple[int, dict[str, list[str]]] | None:
 
 
 def compare(shown: str, printed: str) -> None:
-    assert same_output(shown, printed), f"the page shows\n{shown}\nand what is printed is\n{printed}"
+    assert same_output(shown, printed), f"the page shows\n{shown}\nbut the output is\n{printed}"

@@ -16,7 +16,7 @@ from fake_device import SCHEDULES
 from pdgemm.devices.streams import DeviceRecorder
 from pdgemm.transport.panels.task import Task
 
-REMOVED: dict[str, Any] = {  # the result of a disabled synchronisation
+REMOVED: dict[str, Any] = {  # by synchronisation of a `DeviceRecorder`: what is called instead if it is disabled
     "synchronize_copies": lambda recorder: None,
     "record_copies": lambda recorder: (),
     "record_products": lambda recorder, poll: (),
@@ -26,8 +26,8 @@ REMOVED: dict[str, Any] = {  # the result of a disabled synchronisation
     "finish": lambda recorder: recorder._spans.clear(),
     "begin": lambda recorder: None,
 }
-OF_PANELS: dict[str, Any] = {"copied": lambda task: None, "finish_products": lambda task: None}  # of a `Task`
-Site = str  # name of the synchronisation, file, function, and source line
+OF_PANELS: dict[str, Any] = {"copied": lambda task: None, "finish_products": lambda task: None}  # the same for a `Task`
+Site = str  # name of the synchronisation, file, function, and line in the function
 Run = tuple[str, str]  # problem and schedule
 
 
@@ -41,7 +41,7 @@ class _Done:
 
 @contextmanager
 def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
-    """Disable the synchronisations called from one place; add the places of all calls to `seen`."""
+    """Disable one synchronisation, `removed`; add the sites of all that are called to `seen`."""
 
     def planted(name: str, kept: Any, nothing: Any) -> Any:
         def method(recorder: Any, *args: Any) -> Any:
@@ -61,9 +61,9 @@ def without(removed: Site | None, seen: set[Site]) -> Iterator[None]:
 
 
 class Search:
-    """The places that some problems reach, and for each the runs that show that it is needed.
+    """The sites of synchronisations that some problems call, and for each site runs that fail without it.
 
-    By default only the problems that showed it last, stored by place in `stored`; with `every`, all problems.
+    By default only the problems of the file `stored`, runs by site from an earlier search; with `every`, all problems.
     """
 
     stored: Path
@@ -73,7 +73,7 @@ class Search:
         last = {} if every else json.loads(self.stored.read_text())
         self.last = {site: [(name, schedule) for name, schedule in runs] for site, runs in last.items()}
         runs = {run for runs in self.last.values() for run in runs}
-        self.needed_by: dict[Site, list[str]] = {}  # problems that reach each place
+        self.needed_by: dict[Site, list[str]] = {}  # by site: problems that call it
         for name in names:
             seen, schedules = set[Site](), [x for x in SCHEDULES if every or (name, x) in runs]
             with without(None, seen):
@@ -83,18 +83,18 @@ class Search:
                 self.needed_by.setdefault(site, []).append(name)
 
     def outcome(self, name: str, schedule: str) -> tuple[bool, bool]:
-        """Was a race reported, and was the result wrong?"""
+        """Run a problem; return whether a race was reported, and whether the result was wrong."""
         raise NotImplementedError
 
     def place(self, site: Site, name: str) -> str:
-        """Return the place where a problem reaches this synchronisation, "" if it does not."""
+        """Return the name under which a site is searched for in a problem; "" if it is not."""
         return site
 
     def enough(self, site: Site, told: bool, wrong: bool) -> bool:
         return told and wrong
 
     def shown(self, site: Site, first: Iterable[Run]) -> list[Run]:
-        """Return the runs that show that it is needed: by a race, or by a wrong result.   first : runs to try first."""
+        """Return runs that have a race, or a wrong result, without the synchronisation.   first : runs to try first."""
         others = itertools.product(self.needed_by[site], SCHEDULES)
         told = wrong = False
         runs = list[Run]()
@@ -113,7 +113,7 @@ class Search:
             self.shown(site, self.last.get(site, []))
 
     def store(self) -> None:
-        """Store few runs that cover all places, those of places with few problems first."""
+        """Store few runs that cover all sites; sites with few problems are searched first."""
         found: dict[Site, list[Run]] = {}
         for site in sorted(self.needed_by, key=lambda site: len(self.needed_by[site])):
             found[site] = self.shown(site, sorted({run for runs in found.values() for run in runs}))

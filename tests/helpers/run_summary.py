@@ -11,7 +11,7 @@ import pytest
 
 
 class Summary:
-    """Writes {"passed", "failed", "skipped", "seconds", "ran", "left_out"}; no file means that the run did not finish.
+    """Writes {"passed", "failed", "skipped", "seconds", "ran", "left_out"} to a file at the end of a run.
 
     ran, left_out : names of the tests that passed or failed, and of those that were skipped.
     """
@@ -19,7 +19,7 @@ class Summary:
     def __init__(self, path: Path) -> None:
         self.path, self.start = path, time.monotonic()
         self.worst: dict[str, int] = {}
-        path.unlink(missing_ok=True)  # the file of an earlier run must not be taken for this one
+        path.unlink(missing_ok=True)  # a file of an earlier run
 
     def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.when == "call" or not report.passed:
@@ -27,7 +27,7 @@ class Summary:
             self.worst[report.nodeid] = max(badness, self.worst.get(report.nodeid, 0))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if not report.passed:  # a module skipped as a whole, or broken
+        if not report.passed:  # a module that is skipped or cannot be imported
             self.pytest_runtest_logreport(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other hooks, which may still change the exit status

@@ -1,4 +1,4 @@
-"""ScaLAPACK's matrices (local arrays with descriptors), and calls of its routines with the INFO that they return."""
+"""ScaLAPACK's matrices (local arrays with descriptors), and calls of routines with their INFO."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdgemm import scalapack
 
 GUARD = -77.5
 LETTERS = {"s": "f", "d": "d", "c": "F", "z": "D"}
-ON_RANKS = [*"scz", pytest.param("d", marks=square_grid)]  # one type on a grid of rows and columns
+ON_RANKS = [*"scz", pytest.param("d", marks=square_grid)]  # on 2 x 2 ranks only "d"
 Window = tuple[slice, slice]
 
 
@@ -23,7 +23,7 @@ STARTS = [1, 5, 7, 11, 12]
 
 
 class Global:
-    """A matrix as ScaLAPACK sees it: a local array with guards and a gap below each column, and a descriptor."""
+    """A matrix of ScaLAPACK: a descriptor, and a local array that is larger than needed and filled with GUARD there."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Global:
         self.before = self.local.copy(order="F")
 
     def dealt(self, values: np.ndarray, around: np.ndarray) -> np.ndarray:
-        """Return the local array of a matrix of these values; elements around it are those of `around`."""
+        """Return a copy of the local array `around` in which this rank's elements of `values` are set."""
         local = around.copy(order="F")
         local[self.inside] = values[self.here]
         return local
@@ -70,20 +70,24 @@ def info(function: Any, *arguments: Any) -> int:
         function(*arguments)
     except scalapack.IllegalArgument as error:
         said, found = str(error), error.info
-    same = found if function is scalapack.descinit2 else said  # routines that each process calls independently
+    # INFO is equal on all ranks, and so is the message, except of descinit2, a local routine
+    same = found if function is scalapack.descinit2 else said
     assert len(set(MPI.COMM_WORLD.allgather(same))) == 1
     return found
 
 
 def changed(arguments: list[Any], **numbered: Any) -> list[Any]:
-    """Return the arguments with some replaced, _3 = ... for the third."""
+    """Return the arguments with some replaced: _3 = ... replaces the third."""
     return [numbered.get(f"_{number}", value) for number, value in enumerate(arguments, 1)]
 
 
 def placed(
     values: np.ndarray, around: float, contexts: list[int], rng: np.random.Generator
 ) -> tuple[Global, Window, tuple[Any, ...]]:
-    """Place a matrix of these values in a larger one, on one of the contexts, in random blocks; return arguments."""
+    """Place `values` in a larger matrix, on one of the contexts, in random blocks.
+
+    Returns the larger matrix, the window of `values`, and ScaLAPACK's arguments (array, i, j, descriptor).
+    """
     ictxt = int(rng.choice(contexts))
     pr, pc = scalapack.blacs_gridinfo(ictxt)[:2]
     i, j = rng.integers(0, 12, 2).tolist()
@@ -98,7 +102,7 @@ def placed(
 
 
 def assert_unchanged(X: Global, window: Window, inside: Any = True) -> None:
-    """Check that nothing but the window, or the given elements of it, has changed by a bit: gaps and guards neither."""
+    """Check that no bit outside of the window has changed, guards included.   inside : mask of a part of the window."""
     chosen = np.zeros(X.values.shape, bool)
     chosen[window] = inside
     kept = ~X.dealt(chosen, np.zeros(X.local.shape, bool))
@@ -106,9 +110,9 @@ def assert_unchanged(X: Global, window: Window, inside: Any = True) -> None:
 
 
 def assert_refused(function: Any, good: list[Any], wrong: dict[int, Any], returned: int = 0) -> None:
-    """Check that INFO is the number of each wrong argument, also if only one process has it.
+    """Check that INFO is minus the number of each wrong argument, also if only one process passes it.
 
-    returned : number of ScaLAPACK's arguments, from the 13th on, that pdgemm's function returns.
+    returned : number of ScaLAPACK's arguments, the 13th and following, that pdgemm's function returns, not takes.
     """
     for number, value in wrong.items():
         bad = changed(good, **{f"_{number - returned * (number > 12)}": value})
@@ -118,7 +122,7 @@ def assert_refused(function: Any, good: list[Any], wrong: dict[int, Any], return
 
 
 def triangle(n: int, uplo: str) -> np.ndarray:
-    """Return the triangle's mask, diagonal included."""
+    """Return the mask of a triangle, diagonal included."""
     return np.tri(n, dtype=bool) if uplo == "L" else np.tri(n, dtype=bool).T
 
 
@@ -140,7 +144,7 @@ def room(X: Global) -> np.ndarray:
 
 
 def fortran(routine: Any, *arguments: Any) -> int:
-    """Call with every argument by address.  PBLAS is written in C and has no hidden lengths of strings."""
+    """Call a routine as Fortran does, with addresses.  PBLAS is written in C: strings have no hidden lengths."""
     held = [np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x for x in arguments]
     held = [np.asarray(x, np.intc if isinstance(x, int) else None) for x in held]
     return routine(*(ctypes.c_void_p(x.ctypes.data) for x in held))
@@ -153,7 +157,7 @@ def gridinfo(reference: ctypes.CDLL, ictxt: int) -> tuple[int, ...]:
 
 
 def with_context(desc: np.ndarray, ictxt: int) -> np.ndarray:
-    """Return the descriptor with the context of the other library."""
+    """Return a copy of the descriptor with another BLACS context."""
     theirs = desc.astype(np.intc)
     theirs[1] = ictxt
     return theirs

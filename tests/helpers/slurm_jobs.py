@@ -4,8 +4,8 @@
     SLURM_CONF=DIR/slurm.conf pytest tests/cluster/test_slurm_*.py
     scripts/slurm_cluster.sh down DIR
 
-Jobs start from a bare environment: their settings for this machine are in a site file of the tests.  Every wait
-is limited; at its limit the output of the job is shown.
+Jobs start from a minimal environment; settings for this machine are in a site file that the tests write.  Each wait has
+a time limit, after which it prints the output of the job.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Task = dict[str, str]  # Slurm's record of a task of a job
 
 
 def _why_not() -> str:
-    """Return the reason why no cluster is available; clusters of other users are never used."""
+    """Return the reason why there is no test cluster, or ""; other clusters are never used."""
     path = os.environ.get("SLURM_CONF")
     if not path:
         return "no SLURM_CONF of a test cluster (scripts/slurm_cluster.sh up DIR)"
@@ -64,7 +64,7 @@ def output_of(task: Task) -> str:
 
 
 class EndedTask(NamedTuple):
-    """The end of a task of a job, and its output."""
+    """A task of a job that has ended: its state, exit code and output."""
 
     id: str
     state: str
@@ -82,14 +82,14 @@ class EndedTask(NamedTuple):
         return self
 
     def error(self, start: str = "") -> str:
-        """The error line of a task that ended with exit code 2, of the script or of pdgemm."""
+        """Return the error line that the script or pdgemm printed; check that the exit code is 2."""
         lines = [line for line in self.failed(2).out.splitlines() if "error: " in line and line.startswith(start)]
         assert len(lines) == 1, self.out
         return lines[0]
 
 
 class Job(NamedTuple):
-    """A job that was submitted."""
+    """A submitted job."""
 
     number: str
 
@@ -99,7 +99,7 @@ class Job(NamedTuple):
         return [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
 
     def awaited(self, what: str, reached: Callable[[Task], object], seconds: float = 60) -> list[Task]:
-        """Wait until a condition holds for all tasks; otherwise fail and end the job."""
+        """Wait until `reached` is true for all tasks, and return them; after `seconds`, cancel the job and fail."""
         end = time.monotonic() + seconds
         while True:
             tasks = self.tasks()
@@ -122,17 +122,17 @@ class Job(NamedTuple):
         self.awaited(f"at {text!r}", reached)
 
     def ended_tasks(self, seconds: float = 60) -> list[EndedTask]:
-        """Return the tasks, once all have ended."""
+        """Wait until all tasks have ended; return them."""
         tasks = self.awaited("ended", lambda task: task["JobState"] not in RUNNING, seconds)
         return [EndedTask(x["JobId"], x["JobState"], int(x["ExitCode"].split(":")[0]), output_of(x)) for x in tasks]
 
     def ended(self, seconds: float = 60) -> EndedTask:
-        """Return the only task, once it has ended."""
+        """Wait until the only task has ended; return it."""
         (only,) = self.ended_tasks(seconds)
         return only
 
     def terminated(self) -> EndedTask:
-        """Return the only task, whose script receives SIGTERM and ends with its exit code."""
+        """Send SIGTERM to the job's script; check that it exits with 143, and return its task."""
         slurm("scancel", "--batch", "--signal=TERM", self.number)
         return self.ended().failed(143)
 
@@ -148,7 +148,7 @@ def site_file(path: Path, **instead: str) -> Path:
         "PDGEMM_THREADS": "1",
     } | instead
     lines = [f"{name}='{value}'" for name, value in settings.items() if value != "unset"]
-    # root in a container; the nodes share one host, on which two of Open MPI's would name their shared memory alike
+    # for root in a container; and because all nodes are one host: Open MPI's shared memory of two nodes has one name
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
         lines.append(f"export {name}=1 {name}_CONFIRM=1")
     lines.append("export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_osc=^ucx OMPI_MCA_mpi_yield_when_idle=1")
@@ -168,7 +168,7 @@ LOST = "the product is lost; nothing was written to c.h5:/z; submitted again, th
 
 
 class Batch:
-    """A folder and a site file, from which products of its matrices are submitted."""
+    """A folder with matrices, and a site file, with which jobs are submitted."""
 
     def __init__(self, folder: Path, site: str) -> None:
         self.folder, self.variables = folder, FILES | {"PDGEMM_SITE": site}
@@ -179,7 +179,7 @@ class Batch:
     ) -> Job:  # fmt: skip
         """Submit a job on nodes x ranks per node by sbatch.
 
-        words : arguments of the script.   variables : of the shell that submits.
+        words : arguments of the script.   variables : environment of sbatch.
         """
         size = [f"--nodes={shape[0]}", f"--ntasks-per-node={shape[1]}", "--cpus-per-task=1"]
         words = ["--parsable", *size, *options, *([] if input else [str(SCRIPTS / script)]), *words]
@@ -195,22 +195,22 @@ class Batch:
         return self.done(script, *options, seconds=seconds, **how).well()
 
     def refused(self, script: str | Path, *options: str, **how: Any) -> str:
-        """Return the error line of a submitted job that ends with exit code 2, of the script or of pdgemm."""
+        """Submit a job that fails with exit code 2; return the error line of the script or of pdgemm."""
         return self.done(script, *options, **how).error()
 
     def changed(self, code: str) -> dict[str, Any]:
-        """Let all processes of a job run Python code at their start; return the variables of the submitting shell."""
+        """Let all Python processes of a job run code at their start; return environment variables for `submit`."""
         (self.folder / "changed").mkdir()
         (self.folder / "changed" / "sitecustomize.py").write_text(code)
         return {"PYTHONPATH": str(self.folder / "changed")}
 
     def check_product(self, name: str = "c") -> None:
-        """Check that the dataset c.h5:/z, or that of another file, is the product."""
+        """Check that dataset /z of c.h5, or of NAME.h5, is the product."""
         a, b = read(self.folder / "a.h5", "x"), read(self.folder / "b.h5", "y")
         assert gemm_error(read(self.folder / f"{name}.h5", "z"), 1, a, b) <= TOLERANCE
 
     def ranks(self) -> list[int]:
-        """Return the processes of pdgemm that work in the folder."""
+        """Return the ids of processes of pdgemm whose current folder is this one."""
         return running(lambda words, where: where == self.folder and any(x.endswith("pdgemm") for x in words[1:3]))
 
     def has_no_ranks(self) -> None:
@@ -219,11 +219,11 @@ class Batch:
 
     @contextmanager
     def unharmed(self) -> Iterator[None]:
-        """Check that an earlier c.h5 is unchanged, without temporary files or running ranks."""
+        """Check that the block does not change an earlier c.h5, and leaves no temporary files or running ranks."""
         path = self.folder / "c.h5"
         with h5py.File(path, "w") as file:
             file["z"] = np.eye(3)
-            file["z"].attrs["pdgemm_checksum"] = "0"  # an earlier result, which may be replaced
+            file["z"].attrs["pdgemm_checksum"] = "0"  # with a checksum: a result of pdgemm may be replaced
         before = path.read_bytes()
         yield
         assert path.read_bytes() == before and not list(self.folder.glob(".*.partial"))
@@ -257,7 +257,7 @@ SLOW_WRITE = f"""{_ON_RANKS}
 
 
 def with_product(change: str) -> str:
-    """Return code that replaces the last statement of all local products of a job with several ranks."""
+    """Return code for `changed` that appends a statement to all local products of a job with several ranks."""
     return _ON_RANKS + _PRODUCT.replace("CHANGE", change)
 
 

@@ -1,4 +1,4 @@
-"""Files as one process sees them, before or after the ranks act; their contents, and the loss of bytes by storage."""
+"""Files, read or edited by rank 0 while the other ranks wait; comparisons of folders; lost bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORAGE: list[dict[str, Any]] = [{}, {"chunks": (16, 24)}, {"chunks": (31, 7), "
 
 
 def only_file(folder: Path, comm: Any) -> list[str]:
-    """Return the names in a folder, once all ranks are done."""
+    """Return the names in a folder after all ranks have reached this call."""
     comm.Barrier()
     names = comm.bcast(sorted(os.listdir(folder)) if comm.rank == 0 else None)
     comm.Barrier()
@@ -24,13 +24,13 @@ def only_file(folder: Path, comm: Any) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the contents of all files of a folder, and its folders."""
+    """Return {relative path: contents} of all files in a folder and its subfolders."""
     return {str(x.relative_to(folder)): x.read_bytes() for x in sorted(folder.rglob("*")) if x.is_file()}
 
 
 @contextmanager
 def unchanged(comm: Any, folder: Path) -> Iterator[None]:
-    """Check that the contents of a folder do not change."""
+    """Check that the enclosed block does not change the contents of a folder."""
     before = by_rank_0(comm, lambda: contents(folder))
     yield
     assert by_rank_0(comm, lambda: contents(folder)) == before
@@ -39,7 +39,7 @@ def unchanged(comm: Any, folder: Path) -> Iterator[None]:
 def refused(
     comm: Any, error: type[Exception], message: str, call: Callable[..., Any], /, *arguments: Any, **options: Any
 ) -> None:
-    """Check that all ranks raise the same error, in one line."""
+    """Check that the call raises the same error on all ranks, with a message of one line."""
     with pytest.raises(error, match=message) as caught:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)
@@ -47,7 +47,7 @@ def refused(
 
 
 def by_rank_0(comm: Any, work: Any) -> Any:
-    """Run plain h5py in one process, before or after the others; an error is raised on all ranks."""
+    """Call `work` on rank 0, while the others wait; return its result, or raise its error, on all ranks."""
     comm.Barrier()
     result, error = None, None
     if comm.rank == 0:
@@ -62,7 +62,7 @@ def by_rank_0(comm: Any, work: Any) -> Any:
 
 @contextmanager
 def edited(comm: Any, path: Path | str, mode: str = "r+", **how: Any) -> Iterator[h5py.File]:
-    """Edit an HDF5 file by plain h5py: rank 0 changes the file, and the others a copy in memory."""
+    """Open an HDF5 file by plain h5py for changes: rank 0 the file, other ranks copies of it in memory."""
     comm.Barrier()
     copy: dict[str, Any] = {"driver": "core", "backing_store": False, "locking": False}
     file = h5py.File(path, mode, **copy, **how) if comm.rank else None
@@ -81,7 +81,7 @@ def elements(shape: tuple[int, int], dtype: Any, seed: int) -> np.ndarray:
 
 
 def write(comm: Any, path: Path, **given: Any) -> None:
-    """Write datasets, given as an array, or an array with its storage options."""
+    """Write datasets to a new file: name = (array, storage options)."""
 
     def work() -> None:
         with h5py.File(path, "w") as file:
@@ -101,7 +101,7 @@ def read(comm: Any, path: Path, name: str) -> np.ndarray:
 
 
 def zeroed(start: int, stop: int) -> Any:
-    """Return a function that zeroes a range of bytes of a file, as if a storage had lost them."""
+    """Return a function that zeroes a range of bytes of a file, like a storage that loses them."""
 
     def to_disk(path: Path, but: Any = None) -> None:
         with path.open("rb+") as file:

@@ -2,13 +2,13 @@
 
     --all     everything: every combination of parameters, more examples, drawn anew every time, and tests marked
               `thorough`; without it, parameters in pairs, and fewer examples, the same ones every time
-    --tiers   on so many ranks, only the tests that belong there; without it, all that are asked for
+    --tiers   on N ranks, only the tests meant for N ranks; without it, all selected tests
 
-A parallel test runs on 2 ranks, one per core.  Tests that distribute panels over rows and columns are
-marked `square_grid`, the smallest grid with both; tests that depend on the shape of the process grid are marked
-`every_grid`; and tests of other numbers of ranks are marked `on_ranks(1, 3)`.  On 1 rank, where
-nothing is sent, tests/ranks/test_one_rank.py calls each public function.  On 6 ranks, which share 2 cores, half of the
-parameters of each test that also runs on 4 are skipped.
+A parallel test runs on 2 ranks, one per core.  Tests that distribute panels over rows and columns are marked
+`square_grid`: they run on 2 x 2 ranks.  Tests that depend on the shape of the process grid are marked `every_grid`, and
+tests for other numbers of ranks, for example, `on_ranks(1, 3)`.  On 1 rank, without messages,
+tests/ranks/test_one_rank.py calls each public function.  On 6 ranks, which share 2 cores, half of the parameters of
+each test that also runs on 4 ranks are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hypothesis import settings
 USUAL, GRIDS = (2,), (1, 2, 3, 4, 6)
 WIDER = {USUAL: (2, 4), GRIDS: (*GRIDS, 8, 9)}  # with --all
 every_grid = pytest.mark.on_ranks(*GRIDS)
-square_grid = pytest.mark.on_ranks(4)  # of 2 x 2 ranks
+square_grid = pytest.mark.on_ranks(4)  # 2 x 2 ranks
 thorough = pytest.mark.thorough
 
 _everything = False
@@ -35,7 +35,7 @@ _everything = False
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("how much of the suite is run")
     group.addoption("--all", action="store_true", help="every combination of parameters, and all drawn examples")
-    group.addoption("--tiers", action="store_true", help="only the tests that belong on this number of ranks")
+    group.addoption("--tiers", action="store_true", help="only the tests that are meant for this number of ranks")
 
 
 @pytest.hookimpl(tryfirst=True)  # before test modules are imported, and before mpi_report derives its profile
@@ -43,25 +43,25 @@ def pytest_configure(config: pytest.Config) -> None:
     global _everything
     _everything = config.getoption("--all")
     config.addinivalue_line("markers", "on_ranks(*numbers): the numbers of ranks on which --tiers runs a test")
-    config.addinivalue_line("markers", "thorough: a test, or parameters, of --all alone")
-    # no test asserts its speed; hypothesis would, and stop an arbitrary rank
-    # and a commit passes or fails whenever it is run: only --all draws other examples every time
+    config.addinivalue_line("markers", "thorough: a test, or parameters, only with --all")
+    # no deadline: hypothesis would stop an arbitrary rank of a slow example
+    # derandomize: each run of a commit draws the same examples, except with --all
     settings.register_profile("pdgemm", deadline=None, max_examples=examples(100), derandomize=not _everything)
     settings.load_profile("pdgemm")
 
 
 def everything() -> bool:
-    """Was --all asked for?"""
+    """Return whether the tests run with --all."""
     return _everything
 
 
 def examples(number: int) -> int:
-    """Return the number of examples with --all; a third of it without."""
+    """Return `number` with --all, and a third of it without: how many examples hypothesis draws."""
     return number if _everything else -(-number // 3)
 
 
 def pairs(*factors: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
-    """With --all return the product of the factors; without it, rows that contain every pair of values that may occur.
+    """Return the product of the factors with --all; otherwise rows that contain every pair of values of two factors.
 
     Each row is the one with the most new pairs (Cohen et al., The AETG system, IEEE Trans. Software Eng. 23(7), 1997).
     """
@@ -73,7 +73,7 @@ def pairs(*factors: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
 
 
 def in_turn(one: Iterable[Any], other: Sequence[Any], start: int = 0) -> Sequence[tuple[Any, Any]]:
-    """With --all pair each value of one factor with each of the other; without it, with one of the other, in turn."""
+    """Return the product of two factors with --all; otherwise pair each value of `one` with the next of `other`."""
     if _everything:
         return list(itertools.product(one, other))
     return list(zip(one, itertools.cycle([*other[start % len(other) :], *other[: start % len(other)]])))
@@ -84,7 +84,7 @@ def _covering(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     rows = list(itertools.product(*map(range, sizes)))
     met = [frozenset(itertools.combinations(enumerate(row), 2)) for row in rows]
     left, chosen = set[Any]().union(*met), list[tuple[int, ...]]()
-    most = [(-len(x), number) for number, x in enumerate(met)]  # the largest number of new pairs
+    most = [(-len(x), number) for number, x in enumerate(met)]  # a heap of rows by (minus) their number of new pairs
     while left:
         _, number = heapq.heappop(most)
         new = (-len(met[number] & left), number)
@@ -97,19 +97,19 @@ def _covering(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def ranks_of(item: pytest.Item) -> tuple[int, ...]:
-    """The numbers of ranks on which `scripts/test.sh` runs a parallel test."""
+    """Return the numbers of ranks on which `scripts/test.sh` runs a parallel test."""
     mark = item.get_closest_marker("on_ranks")
     numbers = tuple(mark.args) if mark else USUAL
     return WIDER.get(numbers, numbers) if _everything else numbers
 
 
 def third(rows: Sequence[Any]) -> Sequence[Any]:
-    """With --all return all rows; without it, every third, for tests that take a fraction of a second each."""
+    """Return all rows with --all, otherwise every third: for many tests of less than a second each."""
     return rows if _everything else rows[::3]
 
 
 def _every_second(items: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
-    """Yield every second set of parameters of each test that also runs, with all of them, on 4 ranks."""
+    """Yield every second parameter set of each test that runs on 4 ranks, too, with all parameter sets."""
     seen = Counter[tuple[Any, ...]]()
     for item in items:
         test = item.parent, getattr(item, "originalname", item.name)

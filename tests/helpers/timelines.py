@@ -10,7 +10,10 @@ from pdgemm.planning.machines.machine import Machine
 
 
 def timeline(path: Path, *ranks: dict[str, Any], machine: Machine | None = None, cores: int = 8, **facts: Any) -> Path:
-    """A product of 1 s on each rank: `host`, spans of names and seconds, and `moves`: kind, start, end and bytes."""
+    """Write the timeline of a product of 1 s; return its path.
+
+    ranks : for each rank `host`, a list of (name, seconds), and `moves`, a list of (kind, start, end, bytes).
+    """
     events, about = [], []
     for number, rank in enumerate(ranks):
         at, total = 0.0, {"wait": 0.0, "sync": 0.0}

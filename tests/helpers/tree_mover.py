@@ -1,13 +1,13 @@
 """A mover registered by the tests: a binomial tree of point-to-point messages.
 
-The rank at distance d behind the owner of a panel receives it from the one at d without its lowest bit:
+The rank at distance d from the owner of a panel receives it from the rank at distance d without its lowest bit:
 
     0 -> 4 -> 6 -> 7
            -> 5
       -> 2 -> 3
       -> 1
 
-The package knows only the mover's entry, which describes this tree, and its function.
+The tests register its entry, which describes this tree, and the function that sends panels.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ON_HOST = (*host_movers(), TREE.name)
 
 
 def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
-    """Broadcast x from root."""
+    """Broadcast the panel x from `root`, without blocking."""
     size, tag, me = comm.size, slot.tag, (comm.rank - root) % comm.size
 
     def forward() -> None:
         bit = 1 << size.bit_length()
-        while bit := bit >> 1:  # the rank with the most to forward receives first
+        while bit := bit >> 1:  # first to the rank that forwards to the most ranks
             if (me == 0 or bit < me & -me) and me + bit < size:
                 recorder.traffic.sent(x.size)
                 slot.users.append(comm.Isend(x, dest=(me + bit + root) % size, tag=tag))
@@ -53,7 +53,7 @@ def tree(comm: Any, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
 
 @contextmanager
 def tree_registered() -> Iterator[None]:
-    """Register the tree as a mover for a while; afterwards it is unknown again."""
+    """Register the tree as a mover in the enclosed block only."""
     from pdgemm.transport.movers import BROADCASTS, register_mover
 
     register_mover(TREE, tree)
@@ -66,7 +66,7 @@ def tree_registered() -> Iterator[None]:
 
 @contextmanager
 def tree_planned() -> Iterator[None]:
-    """Register it without MPI: it can be planned and counted, but not carried out."""
+    """Register the entry without the function: the tree can be planned and counted, but not carried out."""
     add_mover(TREE)
     try:
         yield
@@ -82,5 +82,5 @@ def _tree_mover(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(name="mover")
 def _mover(tree_mover: None, request: pytest.FixtureRequest) -> str:
-    """Return the mover of a test that is parametrized `indirect`; the tree is registered meanwhile."""
+    """The mover of a test that is parametrized `indirect`; during the test, the tree is registered."""
     return str(request.param)

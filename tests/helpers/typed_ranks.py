@@ -1,8 +1,8 @@
-"""Run the blocks of pages on the ranks of one job: each request once its file N.json exists, until N.end does.
+"""Run the blocks of pages on the ranks of one job, which saves seconds for each start of ranks.
 
-mpiexec -n 4 python -m mpi4py typed_ranks.py FOLDER; the output of rank R for request N is the file N.R.out.  To start
-four ranks takes seconds, so that one job serves all pages.  A request has the names `page`, whose Python blocks share
-their variables, `folder`, and one of
+mpiexec -n 4 python -m mpi4py typed_ranks.py FOLDER waits for the files 0.json, 1.json, ... and carries out each as a
+request, until N.end exists.  Rank R writes its output for request N to N.R.out.  A request has the names `page` (Python
+blocks of a page share their variables), `folder`, and one of
 
     block      the text of a Python block
     command    the words behind `pdgemm`
@@ -29,7 +29,7 @@ from mpi4py.run import run_command_line
 
 
 def session(source: str, names: dict[str, Any]) -> str:
-    """Run examples that begin with `>>>`, and return them together with their output."""
+    """Run examples that begin with `>>>`; return the examples with their output."""
     transcript = ""
     for example in doctest.DocTestParser().get_examples(source):
         printed = io.StringIO()
@@ -54,7 +54,7 @@ def block(source: str, names: dict[str, Any]) -> str:
 
 
 def typed(words: Sequence[str], script: bool) -> str:
-    """Run a command or a script, which has to succeed; return all of its output."""
+    """Run a command or a script, check that it succeeds, and return its output."""
     with in_process.one_output() as printed, mock.patch.dict(os.environ, {"COLUMNS": "160"}):
         if script:
             with mock.patch.object(sys, "argv", [*sys.argv]), mock.patch.object(sys, "path", [*sys.path]):
@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
         while not file.exists():
             if (folder / f"{number}.end").exists():
                 return
-            time.sleep(0.02)  # wait here and not in MPI, which would occupy the processor
+            time.sleep(0.02)  # waiting in MPI would occupy the processor
         request = json.loads(file.read_text())
         if page != request["page"]:
             page, names = request["page"], {"__name__": "__main__"}

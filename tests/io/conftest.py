@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def parallel() -> bool:
-    """Is h5py built with MPI?"""
+    """Whether h5py is built with MPI."""
     from pdgemm.io import dataset_access
 
     return dataset_access.parallel_h5py()
@@ -19,7 +19,7 @@ def parallel() -> bool:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiles and slabs of a few rows, and pieces of a few rows of these."""
+    """Use tiles and slabs of a few rows, which are read in even smaller pieces."""
     from pdgemm.io.streamed import file_panels, svd_plan, tiling
 
     for module in (file_panels, svd_plan, tiling):
@@ -29,14 +29,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def everyone(comm: Any) -> Iterator[None]:
-    """Let no rank prepare the next folder while another one still reads this one."""
+    """Wait for all ranks after a test, because rank 0 prepares the folder of the next test."""
     yield
     comm.Barrier()
 
 
 @pytest.fixture
 def problem(grid: Any, shared_tmp_path: Path) -> Any:
-    """Yield a file of matrices, and products of them that save checkpoints."""
+    """A file of matrices, and products of them that save checkpoints (checkpointed.py)."""
     from checkpointed import Problem
 
     return Problem(grid, shared_tmp_path)

@@ -1,4 +1,4 @@
-"""A job resumes from a checkpoint only with the same product and unchanged inputs, whatever the times of the files."""
+"""A job resumes from a checkpoint only for the same product of unchanged inputs, even if file times are restored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 
 
 def replaced(file: Path, how: str, change: Callable[[Path], object] = lambda file: None) -> None:
-    """Change a file, or replace it by a changed copy, and restore its times, as cp -p, tar and rsync -t do."""
+    """Change a file, or replace it by a changed copy, and restore its time, as cp -p, tar and rsync -t do."""
     before = file.stat()
     there = file if how == "in place" else file.with_name("copy.h5")
     if there != file:
@@ -34,7 +34,7 @@ def replaced(file: Path, how: str, change: Callable[[Path], object] = lambda fil
 
 
 def element(name: str, place: tuple[int, int], value: float | None = None) -> Callable[[Path], None]:
-    """Return a function that adds 1 to an element, or sets it, without updating the dataset's checksum."""
+    """Return a function of a file that adds 1 to an element, or sets it; the dataset's checksum is not updated."""
 
     def change(file: Path) -> None:
         with h5py.File(file, "r+") as opened:
@@ -44,7 +44,7 @@ def element(name: str, place: tuple[int, int], value: float | None = None) -> Ca
 
 
 def test_another_problem_or_other_inputs_are_refused(comm: Any, problem: Problem) -> None:
-    """One-line errors, and the checkpoint stays, whatever the sizes and times of files; also if A and B are swapped."""
+    """The error is one line, and the checkpoint stays; also if A and B are swapped, or sizes and times agree."""
 
     def refuses(said: str, **more: Any) -> None:
         refused(comm, ArgumentError, rf"{said}.*finish that one, or delete", problem.run, **more)
@@ -74,7 +74,7 @@ def test_another_problem_or_other_inputs_are_refused(comm: Any, problem: Problem
 def test_inputs_that_change_and_keep_their_times(
     comm: Any, grid: Any, problem: Problem, how: str, little: bool
 ) -> None:
-    """Files of A, B and C on entry must be untouched: programs cannot set the change time (ctime) of a file."""
+    """A changed A, B or C on entry is noticed by the change time (ctime) of its file, which programs cannot set."""
     path = problem.out = problem.path
     inputs = {"a": problem.A, "b": problem.B, "c": problem.C}
     for name in inputs:
@@ -89,7 +89,7 @@ def test_inputs_that_change_and_keep_their_times(
 
 
 def test_changed_attributes_of_files_are_noticed(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """chmod, another hard link and a copy are refused; a renamed folder is the same folder."""
+    """After chmod, another hard link or a copy the job is refused; in a renamed folder it resumes."""
     here, there = shared_tmp_path / "here", shared_tmp_path / "there"
     by_rank_0(comm, here.mkdir)
     problem = Problem(grid, here)
@@ -113,7 +113,7 @@ def test_changed_attributes_of_files_are_noticed(comm: Any, grid: Any, shared_tm
 
 
 def test_a_file_that_is_only_touched_while_the_job_runs(comm: Any, problem: Problem) -> None:
-    """The file is read again at the end, and compared."""
+    """If only the change time of an input changes, the job reads it again at the end, and succeeds."""
 
     def meddle(done: int, total: int) -> None:
         if comm.rank == 0 and done == 1:
@@ -125,7 +125,10 @@ def test_a_file_that_is_only_touched_while_the_job_runs(comm: Any, problem: Prob
 
 @pytest.mark.parametrize(("when", "how"), [(EACH_STEP, "in place"), (None, "in place"), (EACH_STEP, "another inode")])
 def test_an_input_that_is_rewritten_while_the_job_runs(comm: Any, problem: Problem, when: Any, how: str) -> None:
-    """With its times restored: an error, and nothing is written; or the right product, if none of it was read yet."""
+    """If the rewritten part was read before, the job fails and writes nothing; else the product is right.
+
+    The times of the file are restored.
+    """
     for place, little in (((0, 0), False), ((0, 0), True), ((M - 1, K - 1), False), ((M - 1, K - 1), True)):
         problem.write()
 

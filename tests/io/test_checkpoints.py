@@ -1,4 +1,4 @@
-"""Products that resume after an earlier job ended: right, bit for bit on the same grid, and no result is lost."""
+"""Products that resume after an earlier job ended: right results, equal bits on the same grid, no lost results."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 @square_grid
 @pytest.mark.parametrize(("case", "dtype"), in_turn(range(6) if everything() else (0, 1, 2, 3), DTYPES))
 def test_on_every_grid(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, case: int) -> None:
-    """Each job runs on another grid that the tiles of the first fit; the last reads and writes the remaining tiles."""
+    """Each job runs on another grid, with the tiles of the first job; the last completes the product."""
     problem, shapes = Problem(grid, shared_tmp_path, dtype), grid_shapes(comm.size)
     path = problem.out = problem.path
     opa, opb, of_a = "NTC"[case % 3], "NTN"[case // 2], STORAGE[case % 3]
     beta = (0, -2.0)[case % 2]
     more: dict[str, Any] = {"alpha": 1.5, "beta": beta, "ops": opa + opb}
-    ends = [*enumerate(((1, 1), (3, 2), (2, 7), (9, 1)))]  # the numbers of checkpoints after which jobs end
+    ends = [*enumerate(((1, 1), (3, 2), (2, 7), (9, 1)))]  # jobs end after so many checkpoints
     for at, counts in ends if everything() else ends[case % 4 : case % 4 + 1]:
         write(comm, path, a=(op(problem.A, opa), of_a), b=(op(problem.B, opb), {}), c=(problem.C, {}))
         for number, count in enumerate((*counts, None)):
@@ -61,7 +61,7 @@ def test_on_every_grid(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, 
 
 
 def test_a_resumed_job_repeats_wrong_products(comm: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bit flips before and after the checkpoint that is resumed; the result is that of an undisturbed job."""
+    """Wrong products before and after the resumed checkpoint are repeated; the result has the bits of a correct job."""
     results = []
     for flips in (False, True):
         for count in (2, None):
@@ -78,7 +78,7 @@ def test_a_resumed_job_repeats_wrong_products(comm: Any, problem: Problem, monke
 def test_the_result_is_that_of_an_undisturbed_job(
     comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, share: float | None
 ) -> None:
-    """Bit for bit on the same grid, and no step is done twice."""
+    """The result has the same bits on the same grid, and no step is done twice."""
     problem = Problem(grid, shared_tmp_path, dtype)
     path = problem.out = problem.path
 
@@ -100,7 +100,7 @@ def test_the_result_is_that_of_an_undisturbed_job(
 def test_datasets_that_other_jobs_save_meanwhile_are_kept(
     comm: Any, problem: Problem, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """C's file has changed, so the tiles' copy of its other datasets is outdated: the product starts again."""
+    """If other datasets in C's file have changed since the checkpoint, the product starts again and keeps them."""
 
     def add(name: str) -> None:
         with h5py.File(problem.out, "a") as file:
@@ -131,7 +131,7 @@ def test_outputs_with_similar_names_have_separate_checkpoints(
     assert len({x.checkpoint for x in places}) == len(outputs)
     assert place_of(str(path), "//q/./z/").checkpoint == place_of(str(path), "q/z").checkpoint
     assert place_of("c.h5", "/z").checkpoint.name == "c.h5.z.checkpoint"
-    if comm.rank == 0:  # the job scripts look for the same files
+    if comm.rank == 0:  # job scripts compute the same names of checkpoints
         script = (Path(__file__).parents[2] / "slurm" / "job.sh").read_text()
         function = script[script.index("checkpoint_of() {") :]
         function = function[: function.index("\n}\n") + 3] + 'for x; do checkpoint_of "${x%%|*}" "${x#*|}"; done'
@@ -157,7 +157,7 @@ def test_outputs_with_similar_names_have_separate_checkpoints(
     ],
 )
 def test_a_missing_file_is_named(comm: Any, problem: Problem, shared_tmp_path: Path, what: str, said: str) -> None:
-    """The error names the tiles or the folder that was moved while the job runs, not the output."""
+    """If the tiles or the folder are moved while the job runs, the error names them, not the output."""
     folder = shared_tmp_path / "out"
     problem.out = folder / "out.h5"
     by_rank_0(comm, folder.mkdir)
@@ -175,16 +175,16 @@ def damaged(what: str, first: Path, tiles: Path) -> None:
         tiles.unlink()
     elif what == "checkpoint":
         first.write_bytes(first.read_bytes()[:100])
-    elif what == "keys":  # of another version
+    elif what == "keys":  # attributes of another version
         attrs = generations.inspect(first).attrs
         left = json.loads(attrs["product"])
         del left["counts"]
         generations.create(first, generations.Token("job", 3), attrs | {"product": json.dumps(left)}, [])
     elif what in ("job", "no UTF-8", "bias"):
         file, text, bit = {
-            "job": (first, b"pdgemm_job", 3),  # its type is not that of an attribute of this name
+            "job": (first, b"pdgemm_job", 3),  # a flip in the attribute's name or type
             "no UTF-8": (first, b"pdgemm_checksum", 7),
-            "bias": (tiles, b"\x40\x00\x34\x0b\x00\x34\xff\x03", 41),  # the bias of the exponents of float64
+            "bias": (tiles, b"\x40\x00\x34\x0b\x00\x34\xff\x03", 41),  # in the exponent bias of the type float64
         }[what]
         data = bytearray(file.read_bytes())
         data[data.find(text) + bit // 8] ^= 1 << bit % 8
@@ -201,7 +201,7 @@ def test_damaged_tiles_are_computed_again(
     steps = problem.product(problem.enough()).tiling
     of_a_tile = len(steps.cuts[2])
     assert of_a_tile > 1 and steps.count > 2 * of_a_tile
-    with ended_after(of_a_tile + 1):  # one tile is finished, and another is not
+    with ended_after(of_a_tile + 1):  # the second tile is unfinished
         problem.run(little=True)
     first = problem.out.with_name("out.h5.c.checkpoint")
     by_rank_0(comm, lambda: damaged(what, first, first.with_name(f"{first.name}-tiles")))
@@ -226,7 +226,7 @@ def test_tiles_that_do_not_fit_the_memory_are_computed_again(
 
 
 def test_a_product_is_not_applied_twice(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job computes C := A B + 2 C in place, and is killed after its checkpoint is removed, before C is replaced."""
+    """C := A B + 2 C in place, killed after its checkpoint is removed and before C is replaced, starts again."""
     problem.out, replace = problem.path, files.rename
 
     def killed(old: Path, new: Path) -> None:
@@ -266,17 +266,17 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_product(
 
 
 def test_how_often_checkpoints_are_saved(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the interval; with --mtbf by Young's formula, as soon as the time of a save is known."""
+    """After each interval; with --mtbf, at intervals by Young's formula when the time of a save is known."""
     at, save, saved = 0.0, hdf5.save_all, []
 
     def perf_counter() -> float:
         nonlocal at
-        at += 1.0  # each look at the clock advances it by a second
+        at += 1.0  # each call advances the clock by a second
         return at
 
     def save_all(*arguments: Any, **options: Any) -> Any:
         nonlocal at
-        at += 100.0 if options["attrs"] else 0  # the seconds of a save
+        at += 100.0 if options["attrs"] else 0  # a save takes 100 s
         saved.append(json.loads(options["attrs"]["product"])["share"])
         return save(*arguments, **options)
 
@@ -290,7 +290,7 @@ def test_how_often_checkpoints_are_saved(problem: Problem, monkeypatch: pytest.M
 
 
 def test_a_locked_checkpoint_is_not_discarded(comm: Any, problem: Problem) -> None:
-    """A checkpoint that another program locks for a while is not discarded; nor are files of other names."""
+    """A checkpoint that another program locks is not discarded; neither are files with similar names."""
     saved = problem.out.with_name("out.h5.c.checkpoint")
     mine, tiles = (saved.with_name(f"{saved.name}-{x}") for x in ("backup", "tiles"))
     opened: list[Any] = []

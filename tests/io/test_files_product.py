@@ -1,4 +1,4 @@
-"""Products of files with little memory: right on every grid, and exactly the planned bytes are read."""
+"""Products of matrices in files with little memory: right on every grid, with as many bytes read as planned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pdgemm.io.streamed.files_product import FilesProduct
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone")]
 
 TOLERANCE = 3 * 8**0.5
-CASES = [  # storage of A and of B, op(A), op(B), whether C exists
+CASES = [  # (storage of A, storage of B, op(A), op(B), does C exist?)
     (STORAGE[i % 3], STORAGE[i // 2 % 3], opa, opb, i % 2 == 1)
     for i, (opa, opb) in enumerate(zip("NTCNTCNNTTCC", "NNNTTTCNTNCT"))
 ]
@@ -36,9 +36,9 @@ CASES = [  # storage of A and of B, op(A), op(B), whether C exists
 def multiplied(
     grid: Any, path: Path, alpha: Any, beta: Any, share: float = 0.2, ops: str = "NN", names: str = "abc", **more: Any
 ) -> tuple[Any, Any, Any]:
-    """Compute C := alpha op(A) op(B) + beta C in the file; return its report.
+    """Compute C := alpha op(A) op(B) + beta C in the file; return report, residual and report of the save.
 
-    share : fraction of A, B and C that fits in addition to the least memory; 0: not even the least.
+    share : the memory limit is the least, and this fraction of A, B and C; with 0, half of the least.
     """
     run = {key: more.pop(key) for key in ("seed", "progress", "when") if key in more}
     dtype = more.pop("dtype", None)
@@ -55,7 +55,7 @@ def multiplied(
 
 
 def test_a_file_that_changes_before_the_first_product(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Another job writes to C after its shape was read: nothing is computed, and that job's result is not lost."""
+    """If another job writes C after its shape was read, the product is refused, and the other result is kept."""
     path, A = shared_tmp_path / "x.h5", elements((50, 50), "d", 1)
     write(comm, path, a=(A, {}), c=(A, {}))
     a, c = (source(grid, name, (str(path), name)) for name in "ac")
@@ -68,7 +68,7 @@ def test_a_file_that_changes_before_the_first_product(comm: Any, grid: Any, shar
 @square_grid
 @pytest.mark.parametrize(("case", "dtype"), in_turn(range(len(CASES)) if everything() else range(0, 12, 3), DTYPES))
 def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str, case: int) -> None:
-    """In tiles of every kind; counted reads and writes equal the planned ones."""
+    """Products in tiles of every kind; counted reads and writes equal the planned ones."""
     of_a, of_b, opa, opb, there = CASES[case]
     path = shared_tmp_path / "x.h5"
     m, n, k = 83, 61, 97
@@ -94,7 +94,7 @@ def test_on_every_grid(comm: Any, shared_tmp_path: Path, small: None, dtype: str
 def test_a_product_of_panels_is_repeated(
     comm: Any, grid: Any, shared_tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch, dtype: str, beta: int
 ) -> None:
-    """Any panel may be wrong: the first, in slabs, one in the middle, which adds to the tile, or the last."""
+    """A wrong product of the first panel (in slabs), a middle panel (added to the tile) or the last is repeated."""
     path, (m, n, k) = shared_tmp_path / "x.h5", (83, 61, 197)
     A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m, n), dtype, 3)
 
@@ -116,7 +116,7 @@ def test_a_product_of_panels_is_repeated(
         assert np.array_equal(found, right)
     with monkeypatch.context() as patch:
         changed_after_the_product(patch, larger, after=calls // 2)
-        refused(comm, CorruptionError, "rows of C differ from what was expected", run, "detect")
+        refused(comm, CorruptionError, "rows of C differ from their checksums", run, "detect")
     assert np.array_equal(read(comm, path, "c"), C0)
 
 
@@ -139,7 +139,7 @@ def test_unread_operands_may_hold_nan(comm: Any, grid: Any, shared_tmp_path: Pat
     write(comm, path, a=(A, {}), b=(B, {}), c=(nan, {}))
     multiplied(grid, path, 1, 0)
     assert gemm_error(read(comm, path, "c"), 1, A, B) <= TOLERANCE
-    multiplied(grid, path, 1, 0, ops="NC", names="aac")  # one dataset is both operands
+    multiplied(grid, path, 1, 0, ops="NC", names="aac")  # A and B are one dataset
     assert gemm_error(read(comm, path, "c"), 1, A, A.T) <= TOLERANCE
     write(comm, path, a=(A * np.nan, {}), b=(B, {}), c=(np.full((50, 30), 2.0), {}))
     report, _, _ = multiplied(grid, path, 0, 3)
@@ -149,7 +149,7 @@ def test_unread_operands_may_hold_nan(comm: Any, grid: Any, shared_tmp_path: Pat
 
 @pytest.mark.parametrize("stored", ["float16", "int8", "float64"])
 def test_types_are_converted_on_the_way(comm: Any, grid: Any, shared_tmp_path: Path, small: None, stored: str) -> None:
-    """Sums of 16-bit types stay in single precision from panel to panel, and are rounded once."""
+    """Sums of 16-bit types are single precision in all panels, and rounded once, at the end."""
     path, sums = shared_tmp_path / "x.h5", "float32" if stored == "float64" else None
     A, B = elements((70, 150), stored, 1), elements((150, 50), stored, 2)
     write(comm, path, a=(A, {}), b=(B, {"chunks": (40, 30)}))
@@ -183,7 +183,7 @@ def test_files_that_fail_half_way(
         if comm.rank == 0 and done == total // 2:
             if what == "truncated":
                 os.truncate(inputs, 4000)
-            elif what == "changed":  # the part that was read
+            elif what == "changed":  # in the part already read
                 with h5py.File(inputs, "r+") as file:
                     file["a"][0, 0] += 1
 
@@ -233,7 +233,7 @@ def test_transfers_at_any_time(
         return moved(*given)
 
     monkeypatch.setattr(file_panels, "transfer_part", noted)
-    if how == "as late as can be":  # if MPI does not allow two threads
+    if how == "as late as can be":  # without MPI_THREAD_MULTIPLE
         monkeypatch.setattr(file_panels.MPI, "Query_thread", lambda: file_panels.MPI.THREAD_SERIALIZED)
     path, A, B = shared_tmp_path / "x.h5", elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     for shape in grid_shapes(comm.size):
@@ -253,7 +253,7 @@ def with_factors(comm: Any, folder: Path) -> Path:
 
 
 class Keys(Observer):
-    """Records the keys of reports."""
+    """An observer that records the keys of its reports."""
 
     def __init__(self) -> None:
         self.keys = list[str]()
@@ -292,7 +292,7 @@ def test_bad_arguments_of_multiply_files(comm: Any, grid: Any, shared_tmp_path: 
     a, b, c = f"{folder}/in.h5:/x", f"{folder}/in.h5:/y", f"{folder}/none.h5:/z"
     wrong: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
         ((a, a, c), {}, LayoutError, "90 x 40"),
-        ((a, b, "none.h5"), {}, ArgumentError, "a dataset is 'FILE:/DATASET'"),
+        ((a, b, "none.h5"), {}, ArgumentError, "name a dataset by 'FILE:/DATASET'"),
         ((a, b, a), {}, ArgumentError, "exists, and is A: it is replaced only with overwrite=True"),
         ((a, f"{folder}/in.h5:/w", c), {}, FileError, "in.h5"),
         ((a, a, c), {"memory": 3_000_000}, LayoutError, r"op\(A\) is \(90, 40\), op\(B\) is \(90, 40\)"),

@@ -1,4 +1,4 @@
-"""Matrices in HDF5 files: every way to write and read, for every layout, whole or in part; and their checksums."""
+"""Matrices in HDF5 files: all methods of writing and reading, all layouts, whole or in part; and checksums."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TYPES = (*DTYPES, "float16", "int8", "int32")
 
 @pytest.fixture(params=["best", "without a parallel h5py"])
 def collective(request: pytest.FixtureRequest, parallel: bool, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Return whether HDF5 moves the elements; where it can, MPI-IO is tested, too, as libraries differ in faults."""
+    """Return whether HDF5 moves the elements (else MPI-IO).  With a parallel h5py both methods are tested."""
     if request.param == "best":
         return parallel
     if not parallel:
-        pytest.skip("without a parallel h5py it is the best way")
+        pytest.skip("h5py is not parallel: this is the best method")
     monkeypatch.setattr(dataset_access, "parallel_h5py", lambda: False)
     return False
 
@@ -42,7 +42,7 @@ def collective(request: pytest.FixtureRequest, parallel: bool, monkeypatch: pyte
 def test_saved_matrices_are_loaded_in_any_layout(
     comm: Any, shared_tmp_path: Path, collective: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one transfer, and in many."""
+    """By one transfer, and by many."""
     path, turn = shared_tmp_path / "a.h5", itertools.count()
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as one, ProcessGrid(comm, shape[::-1]) as other:
@@ -76,7 +76,7 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
     empty = DistMatrix.zeros((0, 4), grid=grid)
     for dtype, options in (
         ("f8", {"chunks": (8, 9), "compression": "gzip"}),
-        ("c8", {"compression": "gzip" if parallel else "lzf"}),  # HDF5 1.10 cannot read lzf on several ranks
+        ("c8", {"compression": "gzip" if parallel else "lzf"}),  # HDF5 1.10 cannot read lzf in parallel
         ("f2", {"chunks": True}),
     ):
         A = DistMatrix.random((50, 40), grid=grid, block=(7, 6), dtype=dtype)
@@ -101,15 +101,16 @@ def test_compressed_chunks_are_written_by_all_ranks_or_by_one_for_all(
         for wrong in ({"compression": "zzz"}, {"chunks": (60, 60)}, {"chunks": "x"}):
             with pytest.raises(FileError):
                 hdf5.save(path, "g/x", A, **wrong)  # type: ignore[arg-type]
-        if not parallel:  # rank 0 cannot write, when others have sent their elements
+        if not parallel:  # rank 0 fails to write after the others have sent elements
             monkeypatch.setattr(dataset_access, "_selected", full)
             refused(comm, FileError, "No space left on device", hdf5.save, path, "g/x", A, compression="gzip")
 
 
 def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """By every way of reading; it is saved as one dimension again; without a grid, one of all ranks is made."""
+    """By every method of reading; it is saved with one dimension again.  Without `grid`, all ranks are used."""
     path, v = shared_tmp_path / "v.h5", np.arange(37.0)
-    here = shared_tmp_path / ("ab.h5" if parallel_h5py() else "a:b.h5")  # ROMIO: `a:` would be a file system
+    # ROMIO takes `a:` for the name of a file system
+    here = shared_tmp_path / ("ab.h5" if parallel_h5py() else "a:b.h5")
     for each in (path, here):
         with edited(comm, each, "w") as file:
             file["plain"], file["big"], file["g/i"], file["none"] = v, v.astype(">f8"), v.astype("i4"), v[:0]
@@ -138,8 +139,8 @@ def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp
         assert A.grid.size == comm.size and np.array_equal(A.allgather()[:, 0], v)
     assert hdf5.load(*where).grid is A.grid
     assert hdf5.dataset(f"{path}:/plain").shape == (37, 1)
-    refused(comm, LayoutError, r"\(37, 1\) is not saved with ndim=3", hdf5.save, path, "x", A, ndim=3)
-    refused(comm, LayoutError, r"\(6, 37\) is not saved with ndim=1", hdf5.save, path, "x", B, ndim=1)
+    refused(comm, LayoutError, r"\(37, 1\) cannot be saved with ndim=3", hdf5.save, path, "x", A, ndim=3)
+    refused(comm, LayoutError, r"\(6, 37\) cannot be saved with ndim=1", hdf5.save, path, "x", B, ndim=1)
     for unnamed in ((path,), (f"{path}:/plain", grid)):
         refused(comm, ArgumentError, "the name of the dataset, and the grid", hdf5.load, *unnamed)
     group = r"v.h5:many is a group; it has (/many/inner/\d+ .*){10}, \.\.\.$"
@@ -219,7 +220,7 @@ def test_the_checksum_does_not_depend_on_the_layout_and_sees_any_change(comm: An
 
 
 def test_the_checksum_equals_that_of_older_files(grid: Any) -> None:
-    """Files record checksums, so the function never changes; another one would need another name."""
+    """Files contain checksums: the function must never change; another function needs another name."""
     for x, recorded in (
         (np.arange(12.0).reshape(4, 3), "mixed64:520ad58aef8c0000"),
         (np.arange(6, dtype="F").reshape(2, 3), "mixed64:39ef3aa80f200000"),
@@ -228,7 +229,7 @@ def test_the_checksum_equals_that_of_older_files(grid: Any) -> None:
 
 
 def test_the_checksum_sees_bits_of_several_elements() -> None:
-    """A bit in each of an even number of elements: high bits alone would cancel modulo 2^64."""
+    """The same bit flips in an even number of elements: plain sums modulo 2^64 would miss high bits."""
     x = np.random.default_rng(3).standard_normal((30, 20))
     rows, cols = np.arange(30), np.arange(20)
     right = int(bilinear(x, rows, cols)[0])
@@ -289,7 +290,7 @@ def test_parts_of_every_storage(
     grids = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]
     for made, name, (rows, cols) in pairs(grids, names, PARTS):
         transpose, block, gap = next(turn)
-        monkeypatch.setattr(dataset_access, "_GAP", gap)  # row by row, and many together
+        monkeypatch.setattr(dataset_access, "_GAP", gap)  # reads of single rows, and of several rows
         dtype = "complex64" if name == "contiguous" and made is grids[0] else "float64" if name in types else None
         A = hdf5.load(path, name, made, block, rows=rows, cols=cols, transpose=transpose, dtype=dtype)
         part = x[as_slice(rows), as_slice(cols)].astype(types.get(name, "f8"))
@@ -302,7 +303,7 @@ def test_parts_of_every_storage(
 
 
 def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system counts the bytes that each rank reads of a dataset of 8 GiB without any blocks on disk."""
+    """The bytes that a rank reads from a dataset of 8 GiB, as counted by Linux; the file is sparse."""
     h5, plain = shared_tmp_path / "large.h5", shared_tmp_path / "large.npy"
 
     def sparse() -> None:
@@ -322,10 +323,10 @@ def test_only_the_part_is_read(comm: Any, grid: Any, shared_tmp_path: Path, monk
     for load, parallel in itertools.product(loads, dict.fromkeys((dataset_access.parallel_h5py(), False))):
         monkeypatch.setattr(dataset_access, "parallel_h5py", lambda parallel=parallel: parallel)
         for part in ({"rows": (1000, 1100), "cols": (5, 15)}, {"rows": slice(32760, None), "cols": (32000, 32700)}):
-            load(rows=(0, 1), cols=(0, 1))  # modules, libraries
+            load(rows=(0, 1), cols=(0, 1))  # loads modules and libraries
             before = counted()
             A = load(**part)
             read = comm.allreduce(counted() - before)
-            # a collective read also reads the bytes between the rows, as far as its buffers reach
+            # a collective read also reads bytes between the rows, up to the size of its buffers
             between = 0 if A.report.method != "mpio" else A.shape[0] * (1 << 15) * A.dtype.itemsize
             assert read < A.nbytes + between + comm.size * 300_000

@@ -1,4 +1,4 @@
-"""Faults with matrices in files: bad input, impossible outputs, full disks, and lost writes."""
+"""Matrices in files: errors for bad input, impossible outputs, full disks, and lost writes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
         (path, "old", {"rows": (2, 7)}, ArgumentError, "rows 2:7 are not within 0:6"),
         (path, "old", {"rows": (3, 2)}, ArgumentError, "the stop of rows must be >= 3, got 2"),
         (path, "old", {"rows": slice("a", None)}, ArgumentError, "rows are .* of whole numbers"),
-        (path, "old", {"rows": (0, 3), "verify": True}, ArgumentError, "the whole dataset, and not a part of it"),
+        (path, "old", {"rows": (0, 3), "verify": True}, ArgumentError, "verify needs the whole dataset, not rows 0:3"),
     ]
     if comm.size > 1:
         cases.append((path, "old", {"rows": (comm.rank, 6)}, ArgumentError, "different arguments"))
@@ -68,10 +68,10 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
     for name in ("damaged", "old"):
         assert hdf5.load(path, name, grid).shape == (6, 5)
     hdf5.save(path, "whole", DistMatrix.random((6, 5), grid=grid))
-    assert hdf5.load(path, "whole", grid, rows=(0, 6), verify=True).shape == (6, 5)  # this is the whole error
+    assert hdf5.load(path, "whole", grid, rows=(0, 6), verify=True).shape == (6, 5)  # the whole dataset can be verified
     A = hdf5.load(path, "whole", grid, rows=(1, 3), cols=slice(2))
     assert str(A.report).startswith(f"read {path}:whole (rows 1:3, columns 0:2 of 6 x 5 float64, 32 B) by mpi")
-    assert hdf5.save(path, "whole", A, replaces=A.report).shape == (2, 2)  # no other job has saved meanwhile
+    assert hdf5.save(path, "whole", A, replaces=A.report).shape == (2, 2)  # no other job has saved since
     refused(comm, FileError, "was replaced after it was read", hdf5.save, path, "whole", A, replaces=A.report)
 
 
@@ -83,8 +83,8 @@ def test_unwritable_output_is_refused_and_nothing_is_lost(
     hdf5.save(old, "g/y", A)
     for path, name, message in [
         (shared_tmp_path / "none" / "a.h5", "x", "does not exist"),
-        (old, "x/y", "old.h5: "),  # a dataset stands where a group is needed
-        (old, "g", "old.h5: g exists already"),  # and the reverse
+        (old, "x/y", "old.h5: "),  # a dataset, not a group
+        (old, "g", "old.h5: g exists already"),  # a group, not a dataset
         (old, "/", "'/' is not the name of a dataset"),
         (Path("/proc/a.h5"), "x", "proc"),
     ]:
@@ -110,7 +110,7 @@ def small_files() -> Iterator[None]:
 def test_a_file_larger_than_the_free_space(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
-    """A full disk and a limit are found before the first byte; else a write fails half-way, and the old file stays."""
+    """A full disk or a size limit is an error before the first write, or else during a write; the old file stays."""
     path, old = shared_tmp_path / "a.h5", DistMatrix.eye(5, grid=grid)
     hdf5.save(path, "x", old)
     usage = files.shutil.disk_usage(shared_tmp_path)
@@ -131,7 +131,7 @@ def test_a_file_larger_than_the_free_space(
 
 
 def damaging(change: Callable[..., None], *arguments: Any) -> Callable[[Path, Any], None]:
-    """Return a function that changes a file by plain h5py when its bytes should be flushed to the disk."""
+    """Return a replacement of `to_disk` that changes the file by plain h5py instead of flushing it to disk."""
 
     def to_disk(partial: Path, _: Any) -> None:
         with h5py.File(partial, "r+") as file:
@@ -150,7 +150,7 @@ def of_another_shape(file: h5py.File, name: str) -> None:
 
 
 def elsewhere(file: h5py.File) -> None:
-    """Replace a dataset by another with the same shape, type and checksum: not the one that was compared."""
+    """Replace dataset a by other elements with the same shape, type and checksum attribute."""
     file.move("a", "c")
     file["a"] = np.zeros((30, 30))
     file["a"].attrs.update(file["c"].attrs)
@@ -160,7 +160,7 @@ def elsewhere(file: h5py.File) -> None:
 def test_a_storage_that_drops_metadata_of_a_dataset(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elements are stored, but superblock, headers, attributes or the end of the file are not: nothing is published."""
+    """If superblock, headers, attributes or the end of the new file are lost, saving fails, and the old file stays."""
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
     of_one, of_two = ([damaging(x, name) for x in (without_checksum, of_another_shape)] for name in "xa")
     hdf5.save(path, "kept", A)
@@ -181,7 +181,7 @@ def test_a_storage_that_drops_metadata_of_a_dataset(
 def test_a_write_of_one_rank_that_is_lost_or_fails(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool, fault: str
 ) -> None:
-    """The MPI library hides a failed write, or one rank raises an error that all ranks have to raise."""
+    """If a write of one rank is lost without an error, or raises one, all ranks raise an error."""
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((30, 30), grid=grid)
     module, name = (dataset_access, "opened_by_hdf5") if parallel else (dataset_access, "opened_by_mpi_io")
     original = getattr(module, name)
@@ -192,7 +192,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
 
             def faulty(row: int, col: int, part: np.ndarray) -> None:
                 here = comm.rank == comm.size // 2
-                transfer(row, col, part * (fault == "fails" or not here))  # no rank waits alone in the write
+                transfer(row, col, part * (fault == "fails" or not here))  # the write is collective
                 if here and fault == "fails":
                     raise files.file_error(path, OSError(28, "No space left on device"))
 
@@ -203,7 +203,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
     refused(comm, FileError, f"a.h5: {said}", hdf5.save, path, "x", A)
     assert only_file(shared_tmp_path, comm) == []
     if fault == "lost":
-        hdf5.save(path, "x", A, check=False)  # the check has found it
+        hdf5.save(path, "x", A, check=False)  # without the check the loss is not noticed
         refused(comm, FileError, "damaged", hdf5.load, path, "x", grid, verify=True)
 
 
@@ -211,7 +211,7 @@ def test_a_write_of_one_rank_that_is_lost_or_fails(
 def test_one_writer_and_a_rank_without_memory(
     comm: Any, grid: Any, parallel: bool, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """If one rank has no memory and raises, the writer does not wait for its elements."""
+    """If one rank runs out of memory, all ranks raise; the writer does not wait for its elements."""
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise MemoryError("no memory left")

@@ -1,4 +1,4 @@
-"""The bytes of a dataset behind links, in other files or in other forms; and files that change meanwhile."""
+"""Datasets behind links, in other files, or virtual; and files that change during a read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = np.arange(35.0).reshape(7, 5)
 
 
 def linked(folder: Path) -> None:
-    """Create main.h5 with all kinds of links into sub/target.h5; at the offsets of X in the target, main has 77."""
+    """Create main.h5 with all kinds of links to sub/target.h5; main.h5 holds 77 at the offsets of X in target.h5."""
     (folder / "sub").mkdir()
     with h5py.File(folder / "sub" / "target.h5", "w", userblock_size=1024) as file:
         file["g/x"] = X
@@ -95,7 +95,7 @@ def test_a_link_is_replaced_by_the_new_dataset(comm: Any, grid: Any, shared_tmp_
         file["hard"] = file["g/x"]
         file["dangling"] = h5py.SoftLink("/g/none")
         file["round"] = h5py.SoftLink("/round")
-    with edited(comm, only, "w") as file:  # besides the dataset, a comment on the file
+    with edited(comm, only, "w") as file:  # a dataset, and a comment on the root group
         file["x"] = X
         h5py.h5o.set_comment(file.id, b"what this is")
     A = DistMatrix.random((4, 6), grid=grid)
@@ -115,7 +115,7 @@ def test_a_link_is_replaced_by_the_new_dataset(comm: Any, grid: Any, shared_tmp_
 
 
 def test_number_formats_that_numpy_lacks_are_converted(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Contiguous, in native byte order, and still not to be copied byte by byte."""
+    """Contiguous datasets in native byte order of types that must be converted, not copied byte by byte."""
     path = shared_tmp_path / "types.h5"
 
     def kinds() -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_number_formats_that_numpy_lacks_are_converted(comm: Any, grid: Any, sha
 def test_virtual_datasets_with_missing_sources_are_refused(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HDF5 itself would fill in the elements that are missing."""
+    """HDF5 itself would return fill values for the missing elements."""
     path, raw = shared_tmp_path / "all.h5", shared_tmp_path / "raw.bin"
 
     with edited(comm, shared_tmp_path / "part.h5", "w") as file:
@@ -192,7 +192,7 @@ def test_virtual_datasets_with_missing_sources_are_refused(
 
 
 def test_impossible_names_are_refused(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """HDF5 ends a name at a NUL: saving x\\0y would replace x.  A file may be called by the byte 80, \\udc80."""
+    """HDF5 ends a name at a NUL: saving x\\0y would replace x.  In a file name \\udc80, the byte 80, is valid."""
     path, A, said = shared_tmp_path / "a.h5", DistMatrix.random((4, 6), grid=grid), "names have no NUL or lone surr"
     hdf5.save(path, "x", A)
     bad = ["a\ud800", "x\0y"]
@@ -209,7 +209,7 @@ def test_impossible_names_are_refused(comm: Any, grid: Any, shared_tmp_path: Pat
 def test_a_file_that_changes_while_it_is_used_is_refused(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, way: str
 ) -> None:
-    """If the file gets shorter, only one rank reads too few bytes; in another file other numbers are at that offset."""
+    """In a shortened file only one rank reads too few bytes; in another file the same offset has other numbers."""
     path, other, link = (shared_tmp_path / name for name in ("a.h5", "b.h5", "link.h5"))
     opened, inspect = h5py.Dataset.ndim, source.stored_dataset
 
@@ -230,7 +230,7 @@ def test_a_file_that_changes_while_it_is_used_is_refused(
             other.replace(path)
 
     by_rank_0(comm, write)
-    if moment == "inspected":  # called first on the open dataset
+    if moment == "inspected":  # `ndim` is the first call for the open dataset
         monkeypatch.setattr(h5py.Dataset, "ndim", property(lambda x: (change(), opened.fget(x))[1]))
     else:
         monkeypatch.setattr(source, "stored_dataset", lambda *x: (inspect(*x), change())[0])
@@ -241,12 +241,12 @@ def test_a_file_that_changes_while_it_is_used_is_refused(
 def test_all_files_that_a_dataset_needs_are_watched(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program writes to one of them in place, without a change of size."""
+    """Another program writes to one of these files in place, without a change of its size."""
     path, inspect, changed = shared_tmp_path / "main.h5", source.stored_dataset, ""
 
     def then_written(*arguments: Any) -> Any:
         found, (file,) = inspect(*arguments), shared_tmp_path.rglob(f"{changed}.h5")
-        os.utime(file, ns=(0, file.stat().st_mtime_ns))  # restored, as by a program that has written to it
+        os.utime(file, ns=(0, file.stat().st_mtime_ns))  # a new change time, as after a write in place
         return found
 
     raw = shared_tmp_path / "sub" / "raw.h5"
@@ -261,11 +261,11 @@ def test_all_files_that_a_dataset_needs_are_watched(
         refused(comm, FileError, f"{changed}.h5 was changed while it was read", hdf5.load, path, name, grid)
 
 
-@pytest.mark.timeout(60)  # HDF5 waits for a FIFO
+@pytest.mark.timeout(60)  # HDF5 would wait for a FIFO
 def test_links_and_sources_must_be_regular_files(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also through several links, and wherever HDF5 looks; files that are not HDF5 files are skipped."""
+    """Also through several links, and in all folders that HDF5 searches; other files than HDF5 files are skipped."""
     monkeypatch.chdir(shared_tmp_path)
     path = shared_tmp_path / "main.h5"
 
@@ -301,7 +301,7 @@ def test_links_and_sources_must_be_regular_files(
 def test_a_transfer_of_fewer_bytes_than_asked_for_is_an_error(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one rank, where an MPI library reports it only in the status."""
+    """One rank transfers too few bytes, and MPI reports it only in the status."""
     monkeypatch.setattr(dataset_access, "parallel_h5py", lambda: False)
     path, A = shared_tmp_path / "a.h5", DistMatrix.random((40, 3), grid=grid, block=1)
     hdf5.save(path, "x", A)
@@ -339,12 +339,12 @@ def test_pieces_cover_a_dataset_once_in_contiguous_shares(most: int, monkeypatch
                 row, col, (rows, cols) = piece.share(rank)
                 seen[row : row + rows, col : col + cols] += 1
                 assert rows * cols <= max(most, unit[0] * unit[1])
-                assert unit != (1, 1) or rows <= 1 or cols == shape[1]  # contiguous in the file
+                assert unit != (1, 1) or rows <= 1 or cols == shape[1]  # shares are contiguous in the file
                 assert row % unit[0] == col % unit[1] == 0
             assert unit != (1, 1) or max(piece.layout.shape) <= max(2 * most, ranks)
         assert (seen == 1).all()
     assert most < 1 << 18 or len(pieces.cut((8_000_000, 1), (1, 1), 4)) == 16
-    if most > 64:  # otherwise a period exceeds a piece
+    if most > 64:  # otherwise a period of the block sizes exceeds a piece
         for shape in [(1, 20_000_000), (20_000_000, 1)]:
             found = pieces.cut(shape, (1, 1), 9, (11, 7))
             assert len(found) > 1
@@ -373,14 +373,14 @@ def test_chunks_are_read_and_written_whole(
 def test_files_of_many_short_runs_take_memory_for_a_piece_of_them(
     comm: Any, grid: Any, shared_tmp_path: Path, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the matrix, a few index arrays of a piece are allocated, whatever the size of the matrix."""
+    """In addition to the matrix, only index arrays of one piece are allocated, whatever the size of the matrix."""
     monkeypatch.setattr(pieces, "INDICES", 1 << 11)
     monkeypatch.setattr(checksum, "_MOST", 1 << 11)
     path = shared_tmp_path / "a.h5"
     with ProcessGrid(comm, (comm.size, 1) if shape[0] > 1 else (1, comm.size)) as line:
         A = DistMatrix.random(shape, grid=line, block=1)
         small = DistMatrix.random((20, 20), grid=line, block=1)
-        for matrix in (small, A):  # the first run also imports and caches, and is not counted
+        for matrix in (small, A):  # the first run also allocates for imports and caches: the second one counts
             tracemalloc.start()
             hdf5.save(path, "x", matrix)
             B = hdf5.load(path, "x", line, 1, verify=True)

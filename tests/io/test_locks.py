@@ -1,4 +1,4 @@
-"""Two jobs and one file: locks, jobs that were killed, and no result of either is lost."""
+"""Two jobs that write one file: locks, killed jobs, and no lost results."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def without_locks(descriptor: int, operation: int) -> None:
 def test_two_jobs_save_to_one_file_at_once(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], locks: bool
 ) -> None:
-    """The second job starts once the first has copied the old file; the first continues once the second waits or ends.
+    """The second job starts when the first has copied the old file; the first continues when the second waits or ends.
 
-    Without locks the first finds the file changed.
+    Without locks the first job finds the file changed, and fails.
     """
     path, second = shared_tmp_path / "a.h5", comm.size // 2
     mine = int(comm.rank >= second)
@@ -97,7 +97,7 @@ def test_two_jobs_save_to_one_file_at_once(
 def test_datasets_saved_by_another_job_since_the_read_are_not_lost(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "a.h5"
     hdf5.save(path, "x", DistMatrix.eye(5, grid=grid))
-    for foreign in (False, True):  # written by another program, which stores no checksum
+    for foreign in (False, True):  # foreign: a file of another program, without a checksum
         if foreign:
             with edited(comm, path, "w") as file:
                 file["x"] = np.eye(5)
@@ -106,13 +106,13 @@ def test_datasets_saved_by_another_job_since_the_read_are_not_lost(comm: Any, gr
         said = f"{path}:x was replaced after it was read here"
         refused(comm, FileError, said, hdf5.save, path, "x", mine * 3, replaces=mine.report)
         assert (hdf5.load(path, "x", grid) - others * 2).norm("max") == 0
-        hdf5.save(path, "x", mine * 3)  # without `replaces`, a job means to replace the file
+        hdf5.save(path, "x", mine * 3)  # without `replaces`, nothing is compared
         assert only_file(shared_tmp_path, comm) == ["a.h5"]
 
 
 @pytest.mark.mpi
 def test_a_sum_in_a_file_loses_nothing(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another job saves C of `multiply --beta 1` between reading and saving here."""
+    """If another job saves C between the read and the save of `multiply --beta 1`, the product is refused."""
     path = f"{shared_tmp_path}/a.h5:/"
     save = hdf5.save
 
@@ -169,7 +169,7 @@ with ProcessGrid() as grid:
 
 
 def test_the_lock_of_a_killed_job_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kill -9 between the copy and the rename, while another job waits for the file."""
+    """A job is killed between copy and rename, while another job waits for the lock."""
     path, flock = tmp_path / "a.h5", fcntl.flock
     with h5py.File(path, "w") as file:
         file["old"] = np.eye(2)
@@ -194,7 +194,7 @@ def test_the_lock_of_a_killed_job_is_released(tmp_path: Path, monkeypatch: pytes
 
 
 def test_two_descriptors_never_have_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The holder removes the lock file after another has opened it; a third process creates a new one."""
+    """A lock file is removed after it was opened, and another process creates a new one: only one lock is granted."""
     path, flock, others = tmp_path / "lock", fcntl.flock, list[int | None]()
 
     def removed_meanwhile(descriptor: int, operation: int) -> None:
@@ -223,7 +223,7 @@ def test_messages_name_a_lock_file_with_a_fault(
 ) -> None:
     path, beside, opener = shared_tmp_path / "a.h5", shared_tmp_path / ".a.h5.pdgemm-lock", files.ordinary
 
-    def forbidden(at: Any, flags: int) -> int:  # root can open all files
+    def forbidden(at: Any, flags: int) -> int:  # simulated, because root can open all files
         if Path(at) == beside:
             raise PermissionError(errno.EACCES, "Permission denied")
         return opener(at, flags)
@@ -243,7 +243,7 @@ def test_lock_files_may_be_locked_by_all_users(tmp_path: Path) -> None:
     try:
         output.begin()
         assert stat.S_IMODE((tmp_path / ".file.pdgemm-lock").stat().st_mode) == 0o666
-        with records.study_lock(tmp_path / "s.jsonl"):  # the lock is on the study, whose mode stays
+        with records.study_lock(tmp_path / "s.jsonl"):  # the study itself is locked, and keeps its mode
             assert stat.S_IMODE((tmp_path / "s.jsonl").stat().st_mode) == 0o600
     finally:
         os.umask(before)
@@ -253,7 +253,7 @@ def test_lock_files_may_be_locked_by_all_users(tmp_path: Path) -> None:
 def test_only_files_of_killed_jobs_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only temporary files of this name are removed; none without locks, because another job may be writing."""
+    """Temporary files of this output are removed, but not without locks: their job may still be writing."""
     ending, mine = ".0123456789ab.partial", ["other", ".file.x.partial", ".file.0123456789abc.partial", "file.partial"]
     kept = [*mine, f".file.h5{ending}", f"file{ending}"]
     gone = [f".file{ending}", f".file{ending}.data.17"]
@@ -270,6 +270,6 @@ def test_only_files_of_killed_jobs_are_removed(
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", without_locks)
         assert left() == {"file", *kept, *gone}
-    (said,) = capsys.readouterr().err.splitlines()  # once
+    (said,) = capsys.readouterr().err.splitlines()  # one warning for all locks
     assert said.startswith("pdgemm: ") and "cannot be locked (No locks available)" in said
     assert left() == {"file", *kept}

@@ -1,4 +1,4 @@
-"""Files of many small matrices: files are opened and errors agreed once for all, parcels, and writes that fail."""
+"""Files of many small matrices, which share openings, agreements and messages ("parcels"); and failed writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = [(3, 5), (1, 1), (0, 4), (17, 1), (1, 9), (6, 7), (40, 30)]
 
 
 def matrices(grid: Any, shapes: list[tuple[int, int]]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return arrays of all types by name, and the same distributed in blocks of different sizes."""
+    """Return arrays of all types by name, and the same as matrices in blocks of different sizes."""
     given = {f"layer.{at}/{dtype}": elements(shape, dtype, at) for at, shape in enumerate(shapes) for dtype in DTYPES}
     of = [(1 + at % 4, 1 + at % 3) for at in range(len(given))]
     placed = zip(given.items(), of)
@@ -33,7 +33,7 @@ def matrices(grid: Any, shapes: list[tuple[int, int]]) -> tuple[dict[str, np.nda
 
 
 def same(path: Path, given: dict[str, np.ndarray]) -> bool:
-    """Does plain h5py read these arrays from a file?"""
+    """Return whether plain h5py reads exactly these arrays from a file."""
     there = dict[str, np.ndarray]()
     with h5py.File(path) as file:
         file.visititems(lambda name, x: there.update({name: x[()]}) if isinstance(x, h5py.Dataset) else None)
@@ -46,11 +46,11 @@ def same(path: Path, given: dict[str, np.ndarray]) -> bool:
 def test_matrices_of_all_sizes_are_saved_and_loaded(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """In one parcel, in several with large matrices between them, and one by one; then in other layouts and types."""
+    """In one parcel, in several with large matrices between them, or each alone; loaded in other layouts and types."""
     monkeypatch.setattr(pieces, "ELEMENTS", size)
     monkeypatch.setattr(pieces, "INDICES", max(size, comm.size))
     path = shared_tmp_path / "state.h5"
-    turned, some = range(comm.size)[::-1], range(max(1, comm.size - 1))  # ranks in another order, and one that is idle
+    turned, some = range(comm.size)[::-1], range(max(1, comm.size - 1))  # reversed ranks; one idle rank
     for number, shape in enumerate(grid_shapes(comm.size), 1):
         with ProcessGrid(comm, shape, ranks=turned) as one, ProcessGrid(comm, (1, len(some)), ranks=some) as other:
             here, there = (one, other) if number % 2 else (other, one)
@@ -76,7 +76,7 @@ def test_matrices_of_all_sizes_are_saved_and_loaded(
                 assert Y.dtype == ("D" if name in wider else x.dtype) and Y.block == layouts[name]["block"]
                 assert np.array_equal(Y.allgather(), wanted), name
                 assert Y.report.name == name and (Y.report.shape, Y.report.bytes) == (x.shape, x.nbytes)
-                assert np.array_equal(X[name].allgather(), x)  # the file is unchanged
+                assert np.array_equal(X[name].allgather(), x)  # X was not overwritten
             comm.Barrier()
             views = {"T": X["layer.5/float64"].T, "H": X["layer.5/complex128"].H, "part": X["layer.5/float32"][1:5, 2:]}
             hdf5.save_all(path, views)
@@ -94,7 +94,7 @@ def check_parcels(parcels: Any, sizes: list[int], ranks: int, most: int) -> None
 
 
 def counting_openings_and_communications(patch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return a counter of openings of files, waits in communications, and flushes to the disk."""
+    """Count openings of files, waits for other ranks, and flushes to disk; return the counter."""
     counted = Counter[str]()
 
     def counting(name: str, original: Any) -> Any:
@@ -137,7 +137,7 @@ def test_openings_and_communications_do_not_grow_with_the_number_of_matrices(
 
 
 def test_datasets_that_another_program_has_compressed_are_loaded(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Together with unchanged ones; their checksums are compared, too."""
+    """Compressed and other datasets are loaded by one call, and their checksums are compared."""
     path = shared_tmp_path / "state.h5"
 
     def compress(added: float) -> None:

@@ -24,7 +24,7 @@ TYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", ">f
 
 @pytest.mark.filterwarnings("ignore:Stored array in format")
 def test_both_ways_with_numpy(comm: Any, shared_tmp_path: Path) -> None:
-    """All shapes, types, versions, blocks, sources, orders in memory and in the file, parts, transposed or not."""
+    """With all shapes, types, format versions, blocks, sources, orders in memory and file, parts, and transposed."""
     theirs, ours = shared_tmp_path / "theirs.npy", shared_tmp_path / "ours.npy"
     turn = itertools.cycle(itertools.product("CF", "FC", [False, True], [(None, None), ((1, 4), None), (None, (0, 3))]))
     types, versions = itertools.cycle(TYPES), itertools.cycle(((1, 0), (2, 0), (3, 0)))
@@ -71,7 +71,7 @@ def test_an_array_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp_
         npy.save(again, npy.load(path), ndim=1, order=order)  # type: ignore[arg-type]
         found = by_rank_0(comm, lambda: np.load(again))
         assert found.shape == (37,) and np.array_equal(found, v)
-    with pytest.raises(LayoutError, match=r"\(1, 37\) is not saved with ndim=1"):
+    with pytest.raises(LayoutError, match=r"\(1, 37\) cannot be saved with ndim=1"):
         npy.save(again, npy.load(path, grid, transpose=True), ndim=1)
 
 
@@ -128,7 +128,7 @@ def test_bad_files_and_arguments_are_refused(comm: Any, grid: Any, shared_tmp_pa
 def test_a_file_is_replaced_whole_or_not_at_all(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed write, a write that the MPI library loses silently, and a storage that drops the header."""
+    """If a write fails, or is lost without an error, or the header is lost, the old file stays."""
     path = shared_tmp_path / "a.npy"
     A, B = (DistMatrix.random((40, 30), grid=grid, seed=seed) for seed in (1, 2))
     npy.save(path, A)
@@ -148,7 +148,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
 
 
 def test_a_file_that_changes_while_it_is_read(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """With its time restored."""
+    """The change is noticed although the file's time is restored."""
     path = shared_tmp_path / "a.npy"
     by_rank_0(comm, lambda: np.save(path, np.ones((20, 20))))
 

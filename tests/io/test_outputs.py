@@ -43,7 +43,7 @@ def make(kind: str, path: Path) -> Path:
     else:
         mode, number = (stat.S_IFCHR, (1, 3)) if kind == "character device" else (stat.S_IFBLK, (7, 200))
         try:
-            os.mknod(path, mode | 0o666, os.makedev(*number))  # device numbers of /dev/null, and of no disk
+            os.mknod(path, mode | 0o666, os.makedev(*number))  # numbers of /dev/null, and of an absent disk
         except PermissionError:
             pytest.skip("only root can create devices")
     return path
@@ -51,7 +51,7 @@ def make(kind: str, path: Path) -> Path:
 
 @pytest.fixture(params=[*((kind, False) for kind in KINDS), ("FIFO", True)], ids=str)
 def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield a path and the error's text; check that the path is unchanged afterwards."""
+    """A path that is not a regular file, and the expected error; the path must not change."""
     kind, linked = request.param
     path = real = make(kind, tmp_path / "strange.svg")
     if linked:
@@ -65,14 +65,14 @@ def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pa
 
 
 def refused(error: type[Exception], said: str, work: Callable[..., Any], *arguments: Any) -> None:
-    """Check that one line is raised."""
+    """Check that a call raises this error, with a message of one line."""
     with pytest.raises(error) as caught:
         work(*arguments)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 # ------------------------------------------------------------------ ordinary files
-@pytest.mark.timeout(30)  # to open a FIFO would wait for ever
+@pytest.mark.timeout(30)  # opening a FIFO would wait for ever
 def test_only_files_are_read_and_written(
     strange: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +126,7 @@ def test_commands_read_and_write_files_only(
         [*product, "c.h5:/x", "--c", "strange:/x", "--beta", "1"],
         ["verify", "a.h5:/x", "a.h5:/x", "strange:/x"],
     ]
-    if kind != "folder":  # refused by click
+    if kind != "folder":  # click itself refuses folders
         commands += [[*product, "c.h5:/x", "--trace", "strange"], ["calibrate", "-o", "strange"]]
     run = partial(cli.main, standalone_mode=False)
     for words in commands:
@@ -176,7 +176,7 @@ def test_a_dangling_link_gets_its_file(tmp_path: Path) -> None:
     (tmp_path / "folder" / "file").unlink()
     with records.study_lock(link):
         pass
-    assert link.is_symlink() and not link.exists()  # the empty study was replaced, and not the link to it
+    assert link.is_symlink() and not link.exists()  # the empty study was removed, not the link
 
 
 def test_owner_and_mode_stay(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_report_takes_the_place_of_no_study(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_names_that_are_not_unicode(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Linux file names are bytes; MPI-IO reads and writes such a file, too."""
+    """Linux file names are bytes: HDF5 and MPI-IO read and write a file whose name is not valid UTF-8."""
     path = shared_tmp_path / os.fsdecode(b"\xff.h5")
     for name in "xy":
         hdf5.save(path, name, DistMatrix.eye(5, grid=grid))
@@ -210,7 +210,7 @@ def test_names_that_are_not_unicode(comm: Any, grid: Any, shared_tmp_path: Path)
 
 @pytest.mark.parametrize("change", ["replaced", "written", "written and put back", "appeared", "removed"])
 def test_changes_of_other_programs_are_not_overwritten(tmp_path: Path, change: str) -> None:
-    """By programs that ignore the lock; temporary files are removed when the job is ended, too."""
+    """Programs that ignore the lock change the file; temporary files are then removed."""
     path = tmp_path / "file"
 
     def unfinished() -> set[Path]:
@@ -245,13 +245,13 @@ def test_changes_of_other_programs_are_not_overwritten(tmp_path: Path, change: s
 def test_two_writes_in_one_tick_of_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nanoseconds: int, wait: float
 ) -> None:
-    """The state of a file written just now is read again after the clock of its file system has advanced."""
+    """The state of a file that was just written is read again after the clock of its file system has advanced."""
     path, slept, now = tmp_path / "file", list[float](), 1_700_000_000 * 10**9 + nanoseconds
     path.write_text("old")
     look = file_states.state_of
 
     def ticking(descriptor: int) -> file_states.State:
-        """Let the change time stand still, as with a coarse clock."""
+        """Return the state with a change time that stands still until `sleep` is called, as with a coarse clock."""
         return look(descriptor)._replace(changed=now if not slept else now + 10**10)
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Outputs replace files of pdgemm, and other data only with --force; names that a storage drops."""
+"""Outputs replace files of pdgemm, and other data only with --force; file names that a storage loses."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def test_other_data_is_replaced_only_on_request(comm: Any, grid: Any, shared_tmp
         for _ in range(2):
             refused(comm, ArgumentError, f"{path}.* {REFUSED}", save)
     save(overwrite=True)
-    save()  # written by pdgemm
-    by_rank_0(comm, lambda: path.write_bytes(b""))  # an empty file contains nothing to lose
-    if not name.startswith("hdf5.save") or name == "hdf5.save_all":  # a file that HDF5 does not open
+    save()  # replaces a file of pdgemm
+    by_rank_0(comm, lambda: path.write_bytes(b""))  # an empty file may be replaced
+    if not name.startswith("hdf5.save") or name == "hdf5.save_all":  # formats that do not open the old file
         save()
     if comm.size > 1:
         refused(comm, ArgumentError, "different arguments", save, overwrite=comm.rank > 0)
@@ -93,7 +93,7 @@ def never(*arguments: Any, **how: Any) -> None:
 def test_commands_replace_other_data_only_with_force(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command, with each of its outputs; the message names its option, before anything is read or measured."""
+    """Each command refuses each of its outputs, naming --force, before anything is read or measured."""
     monkeypatch.chdir(shared_tmp_path)
     hdf5.save("a.h5", "x", DistMatrix.eye(4, grid=grid))
 
@@ -131,8 +131,8 @@ def test_commands_replace_other_data_only_with_force(
                 cli.main(words, standalone_mode=False)
     for words in commands:
         cli.main([*words, "--force"], standalone_mode=False)
-        cli.main(words, standalone_mode=False)  # its previous output
-    refused(comm, ArgumentError, REFUSED, hdf5.save, "parts.h5", "x", np.ones(3))  # the command has ended
+        cli.main(words, standalone_mode=False)  # replaces its own output
+    refused(comm, ArgumentError, REFUSED, hdf5.save, "parts.h5", "x", np.ones(3))  # messages no longer name --force
 
 
 def test_messages_name_options_of_the_command(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_messages_name_options_of_the_command(comm: Any, grid: Any, shared_tmp_p
 def test_impossible_outputs_are_refused_before_anything_is_read(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below a name that is not a group, or over an object that is not a dataset."""
+    """The parent of the output is not a group, or the output is not a dataset."""
     monkeypatch.chdir(shared_tmp_path)
 
     def make() -> None:
@@ -199,7 +199,7 @@ def test_a_vector_of_all_ranks_is_saved_as_one(comm: Any, grid: Any, shared_tmp_
 
 
 # ------------------------------------------------------------------ a storage that drops names
-DROPPED = "the storage reported that the new file has this name, but it does not lead there"
+DROPPED = "the storage reported a new file under this name, but the name leads to another file"
 
 
 def save_state(grid: Any, path: Path, step: int) -> None:
@@ -210,7 +210,7 @@ def save_state(grid: Any, path: Path, step: int) -> None:
 def test_a_name_that_a_storage_drops(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """One error on all ranks, all generations keep their names, and the next save succeeds."""
+    """If a rename or link has no effect, all ranks raise an error, no generation is lost, and later saves succeed."""
     state = shared_tmp_path / "state.h5"
 
     def save_others(step: int, call: Any) -> None:
@@ -244,7 +244,7 @@ def test_a_name_that_a_storage_drops(
 def test_the_last_rename_alone_is_dropped(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The older states have been renamed already: no state is lost, and they are not renamed again."""
+    """Older states were renamed before the last rename was lost: no state is lost, and none is renamed again."""
     path, replace = shared_tmp_path / "state.h5", os.replace
 
     def steps() -> list[int]:

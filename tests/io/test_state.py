@@ -1,4 +1,4 @@
-"""All the state of a program in one file: from any layout to any other, generations, and jobs that were killed."""
+"""The state of a program in one file: loaded in any layout; generations of the file; killed jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(grid: Any, path: Path, step: int, **how: Any) -> Any:
 def test_so_many_generations_are_kept_and_a_damaged_one_is_not_loaded(
     comm: Any, grid: Any, path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = path.with_name("[state].h5")  # special characters of glob
+    path = path.with_name("[state].h5")  # with special characters of glob
 
     def damage(file: Path) -> None:
         data = file.read_bytes()
@@ -98,15 +98,15 @@ def test_ranks_of_a_killed_job_cannot_replace_later_states(
 
     assert saved("first", 1) == 1
     assert load("second") == 1
-    assert saved("first", 2) == 2  # it was still alive
-    assert saved("second", 20) == 3  # it resumes from the first generation
+    assert saved("first", 2) == 2  # the first job still runs, and saves
+    assert saved("second", 20) == 3  # the second job resumes from generation 1
     with pytest.raises(FileError, match=r"process \d+ on .* has saved generation 3 since this job was at generation 2"):
         saved("first", 3)
     assert load("third") == 20
     assert saved("third", 30) == 4
     for name in ("first", "second"):
         refused(comm, FileError, "this job should end", saved, name, 4)
-    assert load("first") == 30  # but it may start again
+    assert load("first") == 30  # after loading, it may save again
     assert saved("first", 31) == 5
 
 
@@ -114,7 +114,7 @@ def test_ranks_of_a_killed_job_cannot_replace_later_states(
 def test_generations_saved_meanwhile_are_loaded_whole_or_not_at_all(
     comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch, after: str, often: int
 ) -> None:
-    """All loaded matrices are of one generation, whenever the file is replaced."""
+    """All matrices of a load are of one generation, whenever another job replaces the file."""
     left = [often]
 
     def save_both(step: int) -> None:
@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_the_last_generation(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     save(grid, path, 1)
-    for module in (files, many_datasets):  # before it begins, and when it has begun
+    for module in (files, many_datasets):  # before the first write, and after it
         with monkeypatch.context() as patch:
             patch.setattr(module, "reserve", no_room)
             refused(comm, FileError, r"state\.h5: No space left on device", save, grid, path, 2, keep=3)
@@ -177,7 +177,7 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, grid: Any, path: Path
         (FileError, "state.h5: ", {"a": X, "a/b": X}, {}),  # a dataset cannot be a group
         (ArgumentError, "keep must be >= 1, got 0", {"a": X}, {"keep": 0}),
         (ArgumentError, r"attrs\['x'\] is \[\[1\], \[2, 3\]\]", {"a": X}, {"attrs": {"x": [[1], [2, 3]]}}),
-        (ArgumentError, "are of the same dataset", {"a": X, "/a": X}, {}),
+        (ArgumentError, "name the same dataset", {"a": X, "/a": X}, {}),
         (ArgumentError, r"attrs\['x'\] is None", {"a": X}, {"attrs": {"x": None}}),
         (ArgumentError, r"attrs\['x'\] is list of 78.1 KiB", {"a": X}, {"attrs": {"x": [0] * 10_000}}),
         (ArgumentError, "is not a name", {"a": X}, {"attrs": {"pdgemm_job": 1}}),
@@ -198,7 +198,7 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, grid: Any, path: Path
     hdf5.save_all(path, {"a": X})
     wrong: list[tuple[str, Any]] = [
         ("has no b; it has a", {"b": {"block": 3}}),
-        (r"layouts\['a'\]: load has no rows", {"a": {"rows": 3}}),
+        (r"layouts\['a'\]: load has no option rows", {"a": {"rows": 3}}),
         *(("layouts must be of the form", layouts) for layouts in ({"a": 64}, {"a": None}, [1])),
     ]
     if comm.size > 1:
@@ -212,7 +212,7 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, grid: Any, path: Path
     hdf5.save(other_file, "a", X)
     refused(comm, FileError, r"other\.h5 was not written by save_all", hdf5.load_all, other_file, grid)
     with pytest.raises(ArgumentError, match=r"exists, and was not written by save_all: .* overwrite=True"):
-        hdf5.save_all(other_file, {"a": X})  # it may belong to somebody
+        hdf5.save_all(other_file, {"a": X})  # perhaps a file of another program
     assert same(grid, hdf5.load(other_file, "a", grid), np.ones((3, 3)))
     for folder in (path.parent, ".", "/"):
         for call in (lambda: hdf5.load_all(folder, grid), lambda: hdf5.save_all(folder, {"a": X})):  # noqa: B023
@@ -222,7 +222,7 @@ def test_bad_arguments_are_refused_on_all_ranks(comm: Any, grid: Any, path: Path
 def test_jobs_continue_after_a_damaged_generation(
     comm: Any, grid: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that loaded an older generation continues, and the damaged one, whoever wrote it, is not kept."""
+    """A job that loaded an older generation, because the newest is damaged, saves; the damaged file is removed."""
 
     def job(name: str) -> None:
         monkeypatch.setattr(generations, "_myself", name)
@@ -248,7 +248,7 @@ def test_jobs_continue_after_a_damaged_generation(
 
 
 def test_files_of_others_are_not_changed(comm: Any, grid: Any, path: Path) -> None:
-    """Numbers that are not generations, and a folder in the place of a generation."""
+    """Files with numbers that are not generations stay; a folder with the name of a generation is an error."""
     X = {"w": distributed(grid, np.ones((5, 5)))}
     hdf5.save_all(path, X)
     for name in ("state.h5.20251124", "state.h5.7"):
@@ -269,27 +269,27 @@ def test_files_of_others_are_not_changed(comm: Any, grid: Any, path: Path) -> No
 def test_a_flipped_bit_of_metadata_never_loses_a_matrix(
     comm: Any, grid: Any, path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All saved matrices are loaded, or the generation before with a warning line; and the job saves again."""
+    """After each flip, all matrices are loaded, or the older generation with a warning; then the job can save."""
     X = [{"w": np.full((3, 2), 1.0 + step), "a/b": np.full((2, 2), step, "f4")} for step in range(2)]
     for step, arrays in enumerate(X):
         state = {name: distributed(grid, x) for name, x in arrays.items()}
         hdf5.save_all(path, state, attrs={"step": step, "name": "größe", "n": np.zeros(3)}, keep=2)
     good = path.read_bytes()
-    assert b"GCOL" not in good  # a global heap, in which a flipped bit lets HDF5 read for ever
+    assert b"GCOL" not in good  # no global heap: a flipped bit in it lets HDF5 read for ever
 
     def places(text: bytes) -> list[int]:
         return [at for at in range(len(good)) if good.startswith(text, at)]
 
     def next_generation() -> int:
-        """Return the generation that a new job would write."""
+        """Return the number of the generation that a new job would write."""
         monkeypatch.setattr(generations, "_last", {})
         monkeypatch.setattr(generations, "_rejected", set())
         return generations.next_token(path).generation
 
     names = [at for name in (b"pdgemm_checksum", b"pdgemm_job") for at in places(name)]
     assert len(names) >= 3
-    chosen = [8 * at + bit for at in names for bit in (5, 7 * 8, 8 * 8 + 7)]  # the last bit makes it invalid UTF-8
-    bias = [at + 5 for at in places(b"\x40\x00\x34\x0b\x00\x34\xff\x03")]  # the bias of the exponents of float64
+    chosen = [8 * at + bit for at in names for bit in (5, 7 * 8, 8 * 8 + 7)]  # the last flip makes invalid UTF-8
+    bias = [at + 5 for at in places(b"\x40\x00\x34\x0b\x00\x34\xff\x03")]  # in the exponent bias of the type float64
     assert bias
     chosen += [8 * at + 1 for at in bias]
     chosen += range(3, 8 * len(good), 1 if everything() else 1709)
@@ -315,11 +315,11 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def test_damaged_states_are_replaced_and_other_files_are_not(comm: Any, grid: Any, path: Path) -> None:
-    """The file of a job is damaged between two saves, or a generation is, or two names mean one dataset."""
+    """A job replaces its own damaged files; other files stay.  Two names of one dataset are an error."""
     X = {"w": distributed(grid, np.ones((5, 5))), "a//b": distributed(grid, np.zeros((1, 2)))}
-    with pytest.raises(ArgumentError, match="are of the same dataset"):
+    with pytest.raises(ArgumentError, match="name the same dataset"):
         hdf5.save_all(path, {"a/b": X["w"], "a//b": X["w"]})
-    for step in range(6):  # the signature of HDF5, or an attribute's name
+    for step in range(6):  # flip a bit in the signature of HDF5, or in an attribute's name
         where = b"\x89HDF" if step % 2 else b"pdgemm_job"
         hdf5.save_all(path, X, attrs={"step": step}, keep=3)
 
@@ -334,7 +334,7 @@ def test_damaged_states_are_replaced_and_other_files_are_not(comm: Any, grid: An
     found = hdf5.load_all(path, grid)
     assert found.attrs["step"] == 2 and {*found.matrices} == {"w", "a/b"}
     other = path.parent / "other.h5"
-    for damaged in (False, True):  # its owner is unknown
+    for damaged in (False, True):  # damaged: its owner is unknown
 
         def others(damaged: bool = damaged) -> bytes:
             with h5py.File(other, "w") as file:

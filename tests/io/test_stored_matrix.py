@@ -1,4 +1,4 @@
-"""Matrices in files as operands: right with other operands in any layout, and read once, panel by panel."""
+"""Matrices in files as operands: right results with matrices of any layout; files are read once, in panels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened(comm: Any, path: Path, grid: Any, **given: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("dtype", "kind"), in_turn(DTYPES, KINDS))
 def test_products_with_any_layouts(comm: Any, shared_tmp_path: Path, small: None, dtype: str, kind: str) -> None:
-    """Panels are counted; inputs and the elements around C are unchanged."""
+    """Results and counts are right; inputs and the elements around C are unchanged."""
     m, n, k = 83, 61, 197
     A, B, C0 = elements((m, k), dtype, 1), elements((k, n), dtype, 2), elements((m + 3, n + 5), dtype, 3)
     alpha, beta = (1.5, -2.0) if np.dtype(dtype).kind == "f" else (1.5 - 1j, -2.0 + 0.5j)
@@ -87,11 +87,11 @@ def test_as_operators_and_views(comm: Any, grid: Any, shared_tmp_path: Path) -> 
     with pytest.raises(LayoutError, match="conjugate"):
         _ = X.T.H
     (R,) = opened(comm, shared_tmp_path / "r.h5", grid, a=(A.real.copy(), {}))
-    assert np.array_equal(comm.bcast(R.T.H.load().to_global()), A.real)  # both are the same for real matrices
+    assert np.array_equal(comm.bcast(R.T.H.load().to_global()), A.real)  # for real matrices H is T
 
 
 def test_sums_are_rounded_once(comm: Any, grid: Any, shared_tmp_path: Path, small: None) -> None:
-    """Also over many panels; integers stay integers."""
+    """Sums over many panels are rounded once, to the type of C; int8 operands have exact int32 sums."""
     A, B = elements((40, 300), "e", 1), elements((300, 30), "e", 2)
     X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
     C0 = elements((40, 30), "e", 3)
@@ -114,7 +114,7 @@ def test_products_of_panels_are_repeated(
     small: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """C is restored from a copy, which counts in the memory limit."""
+    """For a repeat, C is restored from a copy, whose bytes count in the memory limit."""
     A, B, C0 = elements((40, 300), "d", 1), elements((300, 30), "d", 2), elements((40, 30), "d", 3)
     X, Y = opened(comm, shared_tmp_path / "x.h5", grid, a=(A, {}), b=(B, {}))
     C, D = (DistMatrix.from_global(C0, grid=grid) for _ in "CD")
@@ -146,7 +146,7 @@ def test_unused_operands_are_not_read(comm: Any, grid: Any, shared_tmp_path: Pat
 
 
 def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """The same exception on all ranks, and C is unchanged."""
+    """All ranks raise the same error, and C is unchanged."""
     path = shared_tmp_path / "x.h5"
     X, Y = opened(comm, path, grid, a=(np.ones((9, 8)), {}), b=(np.ones((8, 7)), {}))
     C, C2 = DistMatrix.zeros((9, 7), grid=grid), DistMatrix.eye(8, grid=grid)
@@ -176,7 +176,7 @@ def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_again(comm: Any, grid: Any, shared_tmp_path: Path, small: None) -> None:
-    """With its times restored: an error; if only its mode changes, the product is right."""
+    """An error if elements have changed, even if times are restored; a right product if only the mode has."""
     path, X = shared_tmp_path / "x.h5", np.random.default_rng(1).normal(size=(60, 400))
 
     def rewritten() -> None:

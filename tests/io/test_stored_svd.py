@@ -1,4 +1,4 @@
-"""Singular values of matrices in files, by triangles and by steps: within their bounds, and with the planned reads."""
+"""Singular values of matrices in files, by triangles and by steps: within their bounds, and reads as planned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("everyone", "small")]
 
 K = 4
 SHAPES = [(97, 40), (41, 103), (64, 64), (203, 37)]
-SPECTRA = {  # as functions of the index j; near j = K with and without gaps
+SPECTRA = {  # singular values as functions of the index j, with and without gaps near j = K
     "flat": lambda j: 1 + 0 * j,
     "1/i": lambda j: 1 / j,
     "1/sqrt(i)": lambda j: j**-0.5,
@@ -55,14 +55,14 @@ def matrix(shape: tuple[int, int], dtype: str, spectrum: str, seed: int = 1) -> 
 
 
 def least_memory(call: Any) -> int:
-    """Return the bytes that the error of a call with a memory of one byte names."""
+    """Return the least memory (bytes), which the error of a call with memory=1 names."""
     with pytest.raises(MemoryLimitError, match=rf"k = {K}: .* bytes\) are needed") as caught:
         call(memory=1)
     return int(re.search(r"\((\d+) bytes\)", str(caught.value))[1])  # type: ignore[index]
 
 
 def check(A: np.ndarray, triplets: Any, k: int, nbytes: int, warned: bool = False) -> None:
-    """Compare triplets and their report with an SVD of A in double precision."""
+    """Compare singular triplets and their report with an SVD of A in double precision."""
     U, s, Vh = (x if isinstance(x, np.ndarray) else x.allgather() for x in triplets[:3])
     report, eps = triplets[0].report, np.finfo(A.dtype).eps
     assert (U.shape, s.shape, Vh.shape) == ((len(A), k), (k,), (k, A.shape[1]))
@@ -88,7 +88,7 @@ def check(A: np.ndarray, triplets: Any, k: int, nbytes: int, warned: bool = Fals
 
 @pytest.mark.parametrize(("spectrum", "how"), in_turn([*SPECTRA, SCALED], [*itertools.product(DTYPES, WAYS)]))
 def test_each_bound_holds(comm: Any, shared_tmp_path: Path, spectrum: str, how: tuple[str, str]) -> None:
-    """Tall, wide and square, of any layout in the file, in panels of a few rows; half the shapes without --all."""
+    """Errors are within the bounds for tall, wide and square matrices, in any storage, in panels of a few rows."""
     turn, (dtype, way) = itertools.cycle(grid_shapes(comm.size)), how
     for number, shape in enumerate(SHAPES):
         if not everything() and (number + len(way) + (np.dtype(dtype).kind == "c")) % 2:
@@ -115,7 +115,7 @@ def test_each_bound_holds(comm: Any, shared_tmp_path: Path, spectrum: str, how: 
 
 @pytest.mark.on_ranks(1, 2, 3, 4)
 def test_the_same_on_every_grid_and_in_all_panels(comm: Any, shared_tmp_path: Path) -> None:
-    """In memory and in files, by triangles and by steps; random numbers depend only on global indices."""
+    """In memory and in files, by triangles and by steps, the values are equal on all grids and for all panels."""
     A = matrix((90, 40), "d", "fast")
     write(comm, shared_tmp_path / "a.h5", a=(A, {}))
     values = [np.linalg.svd(A, compute_uv=False)[:K]]
@@ -132,7 +132,7 @@ def test_the_same_on_every_grid_and_in_all_panels(comm: Any, shared_tmp_path: Pa
 
 
 def test_passes_until_the_tolerance_is_met(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """Fewer passes for a wider tolerance; a warning where the passes or the steps do not suffice."""
+    """A wider tolerance takes fewer passes; if the allowed passes or steps do not suffice, a warning is issued."""
     A = matrix((150, 60), "d", "1/sqrt(i)")
     write(comm, shared_tmp_path / "a.h5", a=(A, {}))
     X, exact = hdf5.dataset(shared_tmp_path / "a.h5", "a", grid), np.linalg.svd(A, compute_uv=False)[:K]
@@ -158,7 +158,7 @@ def test_as_planned_before_the_file_is_read(
 ) -> None:
     """Words, messages, flops and bytes of each rank equal those of `linalg.plan`."""
     (way, centered), turn = how, itertools.cycle(grid_shapes(comm.size)[::-1])
-    shapes = SHAPES[:1] if centered and way == "triangles" else SHAPES[:2]  # of full rank, also without the mean
+    shapes = SHAPES[:1] if centered and way == "triangles" else SHAPES[:2]  # full rank, also centered
     for number, shape in enumerate(shapes):
         write(comm, shared_tmp_path / "a.h5", a=(elements(shape, np.dtype(dtype).char, 1), {}))
         with ProcessGrid(comm, next(turn)) as grid:
@@ -180,7 +180,7 @@ def test_as_planned_before_the_file_is_read(
             assert f"over {report.plan['panels']} panel" in str(program)
 
 
-EXPONENTS = {  # exponents of 2 for all rows, or for the first, second and last third of the rows
+EXPONENTS = {  # by itemsize of a real: powers of 2 that scale all rows, or the first, second and last third of the rows
     8: (-1060, -1030, 600, 1020, (-1060, -1040, -1025), (-1060, 0, 40), (0, 900, 1019), (1019, -1060, 1000)),
     4: (-140, -126, 60, 122, (-140, -130, -125), (-140, 0, 20), (0, 100, 121), (121, -140, 110)),
 }
@@ -190,7 +190,7 @@ EXPONENTS = {  # exponents of 2 for all rows, or for the first, second and last 
     ("how", "dtype"), in_turn(itertools.product(("triangles", "steps"), (False, True)), DTYPES, start=1)
 )
 def test_any_magnitude(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, how: tuple[str, bool]) -> None:
-    """Norms that overflow, subnormal numbers, and panels larger than all before: as for 2^-e A near 1."""
+    """Overflowing norms, subnormal numbers, and ever larger panels: results equal those for 2^-e A near 1."""
     way, centered = how
     wide = np.result_type(dtype, np.float64)
     real, eps = np.dtype(np.dtype(dtype).char.lower()), np.finfo(dtype).eps
@@ -198,7 +198,7 @@ def test_any_magnitude(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, 
         shape = (90, 40) if number % 4 > 1 else (40, 90)
         A, third = matrix(shape, dtype, "fast"), np.arange(shape[0]) * 3 // shape[0]
         scale = np.broadcast_to(exponents, 3)[third]
-        stored = (np.ldexp(A.view(real), scale[:, None])).view(dtype)  # small numbers are rounded here
+        stored = (np.ldexp(A.view(real), scale[:, None])).view(dtype)  # small numbers are rounded
         largest = int(scale.max())
         near = np.ldexp(stored.view(real), -largest).view(dtype).astype(wide)
         write(comm, shared_tmp_path / "a.h5", a=(stored, {}))
@@ -213,7 +213,7 @@ def test_any_magnitude(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, 
         bound = 2000 * eps * np.linalg.norm(near)
         least = bound + 90 * np.ldexp(
             np.finfo(dtype).smallest_subnormal.astype(float), -largest
-        )  # of values scaled back
+        )  # rounding of the values scaled back
         if centered:
             mu = near.mean(axis=0, keepdims=True)
             assert abs(np.ldexp(mean[0].allgather().view(real), -largest).view(dtype) - mu).max() <= least
@@ -237,7 +237,7 @@ def test_all_singular_values_and_more_than_the_rank(comm: Any, grid: Any, shared
 
 @pytest.mark.parametrize(("dtype", "way"), [("d", "steps"), ("D", "steps"), ("F", "triangles")])
 def test_npy_files_and_transposes(comm: Any, grid: Any, shared_tmp_path: Path, dtype: str, way: str) -> None:
-    """Rows or columns contiguous, in any byte order; the file is read in its order."""
+    """In C and Fortran order, in any byte order; the file is read in its own order."""
     A, path = matrix((90, 40), dtype, "fast"), shared_tmp_path / "a.npy"
     for stored in (np.asfortranarray(A), A.astype(A.dtype.newbyteorder(">"))):
         by_rank_0(comm, lambda: np.save(path, stored))  # noqa: B023
@@ -256,7 +256,7 @@ def test_npy_files_and_transposes(comm: Any, grid: Any, shared_tmp_path: Path, d
 
 @pytest.mark.parametrize(("dtype", "way"), in_turn(DTYPES, WAYS))
 def test_centered(comm: Any, shared_tmp_path: Path, dtype: str, way: str) -> None:
-    """The mean is computed in the same passes, also if it is large or rows are sorted; of columns for a transpose."""
+    """The mean (for a transpose, of the other dimension) takes no extra pass; it may be large, and rows sorted."""
     for grid_shape, shape in zip(grid_shapes(comm.size) * 2, ((120, 41), (43, 110))):
         A = matrix(shape, dtype, "fast")
         A = (A + 30 + np.linspace(0, 1, shape[0])[:, None] + np.linspace(-9, 9, shape[1])).astype(dtype)
@@ -275,7 +275,7 @@ def test_centered(comm: Any, shared_tmp_path: Path, dtype: str, way: str) -> Non
                 U, s, Vh, facts = *triplets[:3], triplets[0].report.facts
                 centered = whole - whole.mean(axis=0, dtype=np.result_type(dtype, float))
                 exact = np.linalg.svd(centered, compute_uv=False)
-                rounding = 30 * eps * np.linalg.norm(whole) / exact[0]  # of the elements minus the mean
+                rounding = 30 * eps * np.linalg.norm(whole) / exact[0]  # rounding errors of A - mean
                 assert (abs(s - exact[:K]) / exact[0] <= np.array(facts["bounds"]) + rounding).all()
                 assert facts["bound"] <= 300 * eps
                 error = np.linalg.norm(centered - (U.allgather() * s.astype(float)) @ Vh.allgather())
@@ -287,7 +287,7 @@ def test_centered(comm: Any, shared_tmp_path: Path, dtype: str, way: str) -> Non
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_and_inf_are_refused(comm: Any, grid: Any, shared_tmp_path: Path, value: float) -> None:
-    """The same error on all ranks, although only the last panel contains the element; later calls succeed."""
+    """All ranks raise the same error, although only the last panel contains the element; later calls succeed."""
     A = matrix((300, 50), "d", "1/i")
     A[299, 7] = value
     write(comm, shared_tmp_path / "a.h5", a=(A, {}))
@@ -302,7 +302,7 @@ def test_nan_and_inf_are_refused(comm: Any, grid: Any, shared_tmp_path: Path, va
 
 
 def test_plans_fit_the_memory(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """For less memory, thinner blocks; if it is too little, the error names the least, and that is enough."""
+    """Less memory means thinner blocks; if it is too little, the error names the least memory, which suffices."""
     A = matrix((90, 70), "d", "fast")
     write(comm, shared_tmp_path / "a.h5", a=(A, {}), b=(A, {"chunks": (40, 25)}))
     for name in "ab":
@@ -321,18 +321,18 @@ def test_plans_fit_the_memory(comm: Any, grid: Any, shared_tmp_path: Path) -> No
 
 
 def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """The same exception on all ranks, before the file is read."""
+    """All ranks raise the same error, before the file is read."""
     path = shared_tmp_path / "a.h5"
     write(comm, path, a=(np.ones((9, 8)), {}), i=(np.ones((9, 8), "i4"), {}))
     X, A = hdf5.dataset(path, "a", grid), DistMatrix.ones((9, 8), grid=grid)
     for error, text, call in (
-        (ArgumentError, "name k, or load it", lambda: svd(X)),
+        (ArgumentError, "pass k, or load it", lambda: svd(X)),
         (ArgumentError, "k = 9 is more than the 8 singular values of A, which is 9 x 8", lambda: svd(X, 9)),
         (ArgumentError, "passes", lambda: svd(X, 2, passes=0)),
         (ArgumentError, "memory", lambda: svd(X, 2, memory=0)),
         (ArgumentError, "tolerance", lambda: svd(X, 2, tolerance=0)),
         (ArgumentError, "steps", lambda: X.centered_svd(2, steps=0)),
-        (ArgumentError, "full_matrices: for a matrix in memory", lambda: svd(X, 2, full_matrices=True)),
+        (ArgumentError, "full_matrices: only for a matrix in memory", lambda: svd(X, 2, full_matrices=True)),
         (ArgumentError, "are for a matrix in a file, and A is in memory", lambda: svd(A, 2, passes=1)),
         (ArgumentError, "are for a matrix in a file, and A is in memory", lambda: svd(A, 2, memory=1 << 20)),
         (DTypeError, "is of int32: open it with dtype=float32, ", lambda: svd(hdf5.dataset(path, "i", grid), 2)),
@@ -347,8 +347,8 @@ def test_bad_input(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
 def test_bounds_hold_for_many_rows_in_single_precision(
     comm: Any, grid: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums of 200,000 addends have rounding errors that the bound of the triangles would miss."""
-    monkeypatch.undo()  # panels of many rows
+    """Sums of 200,000 single-precision addends have large rounding errors, which the bounds must include."""
+    monkeypatch.undo()  # undo `small`: panels of many rows
     A = 2.5 + np.random.default_rng(0).standard_normal((200_000, 10), "f4")
     A[:500] = -1000
     by_rank_0(comm, lambda: np.save(shared_tmp_path / "tall.npy", A))

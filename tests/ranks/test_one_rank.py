@@ -1,4 +1,4 @@
-"""Each public function on one rank, where nothing is sent, against NumPy's and SciPy's results."""
+"""Each public function on one rank, without messages; results equal those of NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TALL = X[:, :5]
 
 
 def whole(x: Any) -> Any:
-    """Return a result as NumPy arrays, also in tuples."""
+    """Return a result, or each of a tuple, as NumPy arrays."""
     if isinstance(x, tuple):
         return tuple(map(whole, x))
     return x.allgather() if hasattr(x, "allgather") else x.to_global() if hasattr(x, "to_global") else x

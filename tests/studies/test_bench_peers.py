@@ -1,4 +1,4 @@
-"""bench_peers.py, small: the protocol of contenders, the report of each, and errors for wrong results."""
+"""bench_peers.py with small products: the protocol of contenders, their reports, and errors for wrong results."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_all_kinds_of_contenders(tmp_path: Path) -> None:
     for name, _, rest in (line.strip().partition(" ") for line in lines if line.startswith("  ")):
         said.setdefault(name, []).append(" ".join(rest.split()))
     assert [len(x) for x in said.values()] == 6 * [6]
-    for number in (0, 3):  # of each layout
+    for number in (0, 3):  # the first case of each layout
         for at, text in enumerate(("as 64 x 64", "as 500 x 8")):
             assert re.fullmatch(rf"250 ms \S+ \(\S+ to \S+\) {mine['kernel']}; {text}", said["mine"][number + at])
         assert said["mine"][number + 2] == "not this one"
@@ -136,7 +136,7 @@ def peers_job(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_contender_uses_the_kernel_of_numpy(
     known: str, said: str, stream: str, kernel: str, unlike: str, nearest: str, monkeypatch: Any, peers_job: Any
 ) -> None:
-    """If a contender does not support that kernel, the nearest one; one thread, whatever the user's variables are."""
+    """A contender uses NumPy's kernel, or the nearest that it supports, and one thread, whatever the user has set."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     monkeypatch.setenv("MKL_NUM_THREADS", "4")
     program = FAKE.format(known=known, said=said, stream=stream).replace("{", "{{").replace("}", "}}")
@@ -149,7 +149,7 @@ def test_a_contender_uses_the_kernel_of_numpy(
 
 
 def test_kernels_reported_by_contenders(peers_job: Any) -> None:
-    """Without NumPy's kernel nothing is compared; OpenBLAS's messages are not taken for the reason of a failure."""
+    """If NumPy's kernel is unknown, kernels are not compared; messages of OpenBLAS are not the reason of a failure."""
     with peers_job.Job(f"{sys.executable} -c \"input(); print('kernel Haswell'); print(1)\"", "") as job:
         job.multiply(1, 2, 3)
         assert job.unlike == "AVX2, NumPy not known"

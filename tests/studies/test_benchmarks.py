@@ -1,4 +1,4 @@
-"""Benchmarks of pdgemm by itself and of its linear algebra, small: they run, and report all comparisons."""
+"""Benchmarks of pdgemm alone, and beside other libraries, with small sizes: they report all comparisons."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SAID = {
     "bench_matrices.py elements --sizes 8 --repeats 1": ["var, axis 0", "A - A.mean(0)", "NumPy"],
     "bench_matrices.py redistribute --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],
     "bench_matrices.py qr --shapes 300x8 --repeats 1": ["300x8", "auto", "tsqr", "scipy", "numpy", "GFLOP/s"],
-    "bench_matrices.py states --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "alone"],
+    "bench_matrices.py states --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "in a loop"],
     "bench_planning.py steps --repeats 1": ["a plan of new extents", "the first plan of a script"],
     "bench_training.py collectives --sizes 4096 --repeats 1": ["reduce-scatter of 4096 bytes", "MPI of parts", "limit"],
     "bench_training.py step --width 16 --samples 8 --repeats 1": ["stage 2", "of collectives hidden"],
     "bench_training.py layers --width 16 --samples 32 --repeats 1": ["all-gather and X W", "of max(product, limit)"],
     "bench_training.py tensors --number 3 --repeats 1": ["stage 3", "many over one without the additions"],
-    "bench_training.py pipelines --forward 0.001 --repeats 1": ["zero_bubble", "of the walk"],
+    "bench_training.py pipelines --forward 0.001 --repeats 1": ["zero_bubble", "ms planned"],
 }
 
 
@@ -50,7 +50,7 @@ def test_benchmarks_report_all_comparisons(options: str) -> None:
 
 @jobs.needs_mpiexec
 def test_linear_algebra_beside_lapack(tmp_path: Path) -> None:
-    """ScaLAPACK takes part where scripts/benchmarks/setup_peers.sh has compiled its driver."""
+    """All contenders are reported; ScaLAPACK only if scripts/benchmarks/setup_peers.sh has compiled its driver."""
     options = ["--quick", "--functions", "cholesky,trmm", "--json", tmp_path / "linalg.json"]
     done = jobs.run(jobs.python(0, SCRIPTS / "bench_linalg.py", *options))
     assert done.returncode == 0, done.stderr
@@ -79,7 +79,7 @@ def test_jobs_beside_numpy(tmp_path: Path) -> None:
         (line,) = (x for x in done.stdout.splitlines() if x.startswith(f"    {name}: "))
         parts = {x.split()[0]: float(x.split()[1]) for x in line.rpartition(": ")[2].split(", ")}
         assert [*parts] == ["start", "read", "product", "write", "save"] and parts["start"] > 0
-        assert sum(parts.values()) == pytest.approx(seconds[name], abs=0.03)  # each of them is rounded
+        assert sum(parts.values()) == pytest.approx(seconds[name], abs=0.03)  # each number is rounded
 
 
 @jobs.needs_mpiexec

@@ -1,4 +1,4 @@
-"""Panels of a report: curves, bars and predictions agree with the records of a study.  No MPI, but for one run."""
+"""Panels of a report: curves, bars and predictions agree with the records of a study.  Only one test needs MPI."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_words_over_their_bound_and_the_fraction_of_peak(tmp_path: Path) -> None
     ranks, ratios = line(axes, "auto")
     assert ranks == [1, 2, 4, 8] and np.isnan(ratios[0]) and ratios[1:] == pytest.approx([1.25] * 3)
     assert line(axes, "lower bound") == ([1, 2, 4, 8], [1] * 4) and axes.get_ylim()[0] == 0
-    for x in found.points[1:]:  # cubes: 3 (N^3/P)^(2/3) - 3 N^2/P
+    for x in found.points[1:]:  # for a cube: 3 (N^3/P)^(2/3) - 3 N^2/P
         bound = 3 * SIDE**2 * (x.ranks ** (-2 / 3) - 1 / x.ranks)
         assert Prediction(x.case, 1.0, x.words).over_bound == pytest.approx(x.words / bound)
     assert line(drawn(found, "fraction"), "auto")[1] == pytest.approx([95, 94, 92, 88])
@@ -108,13 +108,13 @@ def test_split_of_the_time(tmp_path: Path) -> None:
         for side in ("width", "x")
     )
     shares = {"compute": 0.6, "wait for data": 0.1, "wait for ranks": 0.02, "pack": 0.04, "redistribution": 0.06,
-              "rest": 0.08}  # fmt: skip  # of 0.9
+              "rest": 0.08}  # fmt: skip  # fractions; the median is 0.9
     for name, share in shares.items():
         assert bars.pop(name) == pytest.approx([100 * share / 0.9] * 2), name
-    (hidden,) = bars  # ends where the waits begin
+    (hidden,) = bars  # its bar ends where the bar of waits begins
     assert bars[hidden] == pytest.approx([100 * 0.3 / 0.9] * 2)
     assert [x + y for x, y in zip(left[hidden], bars[hidden])] == pytest.approx(left["wait for data"])
-    # the medians, as in the panel of times
+    # medians, as in the panel of times
     assert texts(axes.texts) == [f"{seconds} s, 75% of transfers hidden" for seconds in ("8.0", "4.4")]
     assert texts(axes.get_yticklabels()) == ["auto, 1 rank", "auto, 2 ranks"]
 
@@ -134,7 +134,7 @@ def test_shapes_are_bars(tmp_path: Path) -> None:
     assert [bar.get_label() for bar in bars] == [x for x in ("square", "large k", "large m", "flat") for _ in range(2)]
     assert len({bar.get_facecolor() for bar in bars}) == 4 and texts(axes.get_xticklabels()) == ["1", "2"] * 4
     assert texts(axes.texts) == ["95", "94"] * 4
-    (words,) = drawn(found, "words").containers  # one rank receives nothing
+    (words,) = drawn(found, "words").containers  # bars of one rank are empty
     heights = [bar.get_height() for bar in words]
     assert np.isnan(heights[::2]).all() and heights[1::2] == pytest.approx([1.25] * 4)
     assert [x.get_facecolor() for x in words] == [x.get_facecolor() for x in bars]
@@ -151,7 +151,7 @@ def test_other_settings_are_other_curves(tmp_path: Path) -> None:
     assert any("host<1>, other" in note for note in found.notes)
     again = study(tmp_path / "c.jsonl", *strong(times={1: 7.0}))
     (curve, _) = read_all([first, second, again]).sections[0].curves
-    assert [x.seconds for x in curve.points] == [7.0, 4.0]  # the later file of equal dates
+    assert [x.seconds for x in curve.points] == [7.0, 4.0]  # of equal dates, the later file
     ideal = [x for x in drawn(only, "time").lines if x.get_label() in ("ideal", "_ideal")]
     assert [x.get_ydata()[0] for x in ideal] == [4.0, 8.0]
 
@@ -165,7 +165,7 @@ def test_single_point(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ predictions
 def predicted(found: Section, to: int, machine: Machine | None = None) -> list[Any]:
-    """Add the predictions of its curves to a section, and return them."""
+    """Predict the curves of a section up to `to` ranks; return the predictions."""
     nodes = per_node(found.points)
     for curve in found.curves:
         curve.forecast = predict(curve.case, [x.ranks for x in curve.points], to, machine, nodes)
@@ -174,7 +174,7 @@ def predicted(found: Section, to: int, machine: Machine | None = None) -> list[A
 
 def test_predictions_are_marked_and_go_beyond(tmp_path: Path) -> None:
     found = section(*strong(), folder=tmp_path)
-    assert len(drawn(found, "time").patches) == 0  # nothing beyond, nothing shaded
+    assert len(drawn(found, "time").patches) == 0  # no predictions, no shaded part
     (ahead,) = predicted(found, 64, Machine())
     axes = drawn(found, "time")
     ranks, seconds = line(axes, "_auto, predicted")
@@ -198,7 +198,7 @@ def test_predictions_of_weak_cases_grow_with_the_ranks() -> None:
 
 
 def test_nodes_hold_as_many_ranks_as_they_have_cores_for(tmp_path: Path) -> None:
-    found = section(*strong(), folder=tmp_path)  # 8 ranks would exceed the cores
+    found = section(*strong(), folder=tmp_path)  # measured on up to 8 ranks, 4 of which have cores
     assert per_node(found.points) == 4
     (ahead,) = predicted(found, 64, Machine())
     assert ahead.machine == on_nodes(Machine(), 4) and ahead.guessed and ahead.calibrated

@@ -37,12 +37,12 @@ MACHINE = json.loads(Machine(name="a measured one").as_json())
 
 
 def plotted(folder: Path, out: str, *options: str) -> jobs.Finished:
-    """Run `pdgemm plot s.jsonl --out OUT OPTIONS` in a folder to its end."""
+    """Run `pdgemm plot s.jsonl --out OUT OPTIONS --predict-to 8` in a folder; return the finished process."""
     return pdgemm(0, "plot", "s.jsonl", "--out", out, *options, "--predict-to", "8", cwd=folder)
 
 
 class Page:
-    """Text and cells of a page; it loads and runs nothing, and every element is closed."""
+    """Text and cells of an HTML page, which must not load or run anything, and must close every element."""
 
     def __init__(self, path: Path) -> None:
         text = path.read_text()
@@ -72,7 +72,7 @@ def test_page(tmp_path: Path) -> None:
         assert row[0] == "auto" and row[2] == "1024 x 1024 x 1024" and row[1] == f"{ranks}{'*' * (ranks == 8)}"
         assert row[6] == f"{0.9 * seconds:.4g} to {1.2 * seconds:.4g}" and row[9] == str(efficiency)
         assert row[15] == "3e-16"
-    assert sum("predicted [s]" in row for row in shown.rows) == 3  # a table for each kind
+    assert sum("predicted [s]" in row for row in shown.rows) == 3  # a table for each kind of study
     assert [row[1] for row in shown.rows if len(row) == len(KEY) and row[5] == "2.0 s"] == ["8*"]
     assert sum(len(row) == 17 for row in shown.rows) == 3 + 4 + 2 + 4
     for said in ("Strong scaling", "Weak scaling", "Shapes", "host<1>", "a measured one", "alert(1)</script> & more"):
@@ -85,7 +85,7 @@ def test_page(tmp_path: Path) -> None:
 
 
 def test_one_legend_and_a_warning_beside_the_error(tmp_path: Path) -> None:
-    """Curves of several panels are named once; measured ranks take half of the axis; errors ignore calibration."""
+    """The legend names each curve once, axes end at 64 ranks, and prediction errors are marked as uncalibrated."""
     study(tmp_path / "s.jsonl", *strong())
     plot.report([tmp_path / "s.jsonl"], tmp_path / "r.html", None, None)
     text = (tmp_path / "r.html").read_text()
@@ -93,11 +93,12 @@ def test_one_legend_and_a_warning_beside_the_error(tmp_path: Path) -> None:
         assert len(re.findall(f"<text[^>]*>{label}</text>", text)) == 1, label
     errors = re.findall(r"<td[^>]*>([-+]\d+[^<]*)</td>", text)
     assert errors and all(x.endswith(" (uncalibrated)") for x in errors)
-    assert re.search(r"<text[^>]*>64</text>", text) and not re.search(r"<text[^>]*>128</text>", text)  # of 1 to 8
+    # measured: 1 to 8 ranks
+    assert re.search(r"<text[^>]*>64</text>", text) and not re.search(r"<text[^>]*>128</text>", text)
 
 
 def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None:
-    """Each candidate has a row with its name, and two bars with their numbers; bars beyond the memory are white."""
+    """Each candidate has a named row with two labelled bars; bars are white if the memory does not suffice."""
     from matplotlib.figure import Figure
 
     question = Question(20_000, 20_000, 20_000, 64, memory=400 << 20, machine=on_nodes(Machine(), 16))
@@ -128,7 +129,7 @@ def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a"])
 def test_drawn_words_between_ranks_equal_counted_ones(algorithm: str) -> None:
-    """For each rank, within nodes and between them; sums over the senders equal the words received."""
+    """Sums over the senders equal the words that each rank receives, on one node and on several."""
     for machine in (Machine(), on_nodes(Machine(), 4)):
         plan = Question(310, 170, 290, 16, algorithm=algorithm, machine=machine).plan()
         words = words_between(plan.product, 16)
@@ -139,7 +140,7 @@ def test_drawn_words_between_ranks_equal_counted_ones(algorithm: str) -> None:
 
 
 def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many spans only the longest are drawn, and a note says so."""
+    """If there are too many spans, only the longest are drawn, and a note says so."""
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 
@@ -160,7 +161,7 @@ def test_a_timeline_has_the_spans_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_all_spans_have_colours_that_differ() -> None:
-    """Also spans of training, of pipelines and of `--verify`; seen on white."""
+    """Colours of any two kinds of spans differ on white, including spans of training, pipelines and `--verify`."""
     from matplotlib.colors import to_rgba
 
     named = {"redistribute" if name == "moved" else name for name in (*PHASES, *OUTSIDE, *TRAINING)}
@@ -171,7 +172,7 @@ def test_all_spans_have_colours_that_differ() -> None:
 
 
 def test_the_page_of_a_run(tmp_path: Path) -> None:
-    """Tables, figures and the timeline of a traced run, without scripts, network and markup from outside."""
+    """Tables, figures and the timeline of a traced run, without scripts, network access and foreign markup."""
     outside = [dict.fromkeys(OUTSIDE, 0.0) | {"read": 0.5 + x} for x in range(2)]
     ranks = [Rank(x, "<b>host", spans=[Spent("product", x, 1.0)], outside=outside[x]) for x in range(2)]
     about = [About("<b>host", 0, 8, [0, 1], 0.0)] * 2
@@ -196,14 +197,14 @@ def test_pictures(tmp_path: Path) -> None:
     study(tmp_path / "s.jsonl", *strong())
     assert plotted(tmp_path, "r.png").returncode == plotted(tmp_path, "r.SVG").returncode == 0
     data = (tmp_path / "r.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(data[16:20], "big") == 2240  # 11.2 inches at 200 dpi
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(data[16:20], "big") == 2240  # 11.2" at 200 dpi
     text = (tmp_path / "r.SVG").read_text()
     for said in ("time of one product [s]", "efficiency [%]", "predicted, not calibrated", "(e) Where the"):
         assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", text)
 
 
 def test_bad_records_are_not_drawn(tmp_path: Path) -> None:
-    """Lines that cannot be read, and cases that are wrong or failed, are named on the page."""
+    """Lines that cannot be read, and wrong or failed cases, are not drawn, but listed on the page."""
     good, bad, endless, wrong = strong(times={1: 8.0, 2: 4.4, 4: 2.5, 8: 2.0})
     del bad["product"]["per_rank"]
     endless["median_seconds"] = float("inf")
@@ -240,7 +241,7 @@ def test_only_failed_cases(tmp_path: Path) -> None:
         (None, "r.html", "no such file"),
         ([], "r.html", "no measurement in it"),
         (["text"], "r.svg", "no measurement in it: line 1: "),
-        (strong(), "r.pdf", "the ending .html, .png or .svg"),
+        (strong(), "r.pdf", "must end in .html, .png or .svg"),
         (strong(), "no/r.svg", "the folder"),
         (strong(), "folder.svg", "is a folder, not a file"),
     ],
@@ -266,7 +267,7 @@ def test_an_error_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ArgumentError, match=r"r\.svg exists, and was not written by pdgemm: it is replaced only with"):
         plot.report([path], out, None, 8)
     assert out.read_text() == "before"
-    for overwrite in (True, False):  # the file that it has then written
+    for overwrite in (True, False):  # its own file needs no overwrite
         plot.report([path], out, None, 8, overwrite)
         assert out.read_text().startswith("<?xml")
 

@@ -1,4 +1,4 @@
-"""`pdgemm scaling`: studies that start ranks or run in a job, that fail in part, or are ended by a signal."""
+"""`pdgemm scaling`: studies that start ranks or run in a job, with failed cases, or ended by a signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdgemm.tools.studies.cases import Case
 
 
 def scaling(folder: Path, *arguments: str, ranks: int = 0, **environment: str) -> jobs.Finished:
-    """Run `pdgemm scaling ARGUMENTS` without a launcher, or on so many ranks, to its end."""
+    """Run `pdgemm scaling ARGUMENTS` on `ranks` ranks, for 0 without a launcher; return the finished process."""
     return pdgemm(ranks, "scaling", *arguments, cwd=folder, timeout=110, **{"OMP_NUM_THREADS": "1"} | environment)
 
 
@@ -32,7 +32,7 @@ SMALL = ("strong", "--shape", "96,80,64", "--ranks", "1,2", "--out", "s.jsonl", 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study of a small shape on 1 and on 2 ranks."""
+    """A folder with the study s.jsonl of a small shape on 1 and 2 ranks."""
     folder = tmp_path_factory.mktemp("study")
     run = scaling(folder, *SMALL)
     assert run.returncode == 0, run.stderr
@@ -89,7 +89,7 @@ def test_a_study_within_a_job(tmp_path: Path) -> None:
 
 @jobs.needs_mpiexec
 def test_calibration_is_kept_in_the_study(tmp_path: Path) -> None:
-    """The figures of calibration are tested elsewhere."""
+    """A study calibrates once, and keeps the machine (here a fake one)."""
     plant = jobs.with_plant(
         tmp_path,
         "import sys, types\n"
@@ -159,10 +159,10 @@ ENDLESS = ("--ranks", "2", "--shape", "512,512,512", "--repeats", "100000")
 
 
 def listening(folder: Path) -> list[int]:
-    """Return ranks of a study in this folder that handle SIGUSR1."""
+    """Return the process ids of a study's ranks in this folder that handle SIGUSR1."""
     heard = []
     for pid in running(lambda words, where: where == folder and "--only" in words and words[0].endswith("python")):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
             heard += [pid] * (int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
     return heard
@@ -174,7 +174,7 @@ def listening(folder: Path) -> list[int]:
     [signal.SIGTERM, -signal.SIGUSR1, *(pytest.param(x, marks=thorough) for x in (signal.SIGINT, signal.SIGUSR1))],
 )
 def test_a_study_ended_by_a_signal_keeps_its_records(measured: Path, tmp_path: Path, number: int) -> None:
-    """It ends in the second case, which would take minutes; for a negative number by a signal to the whole job."""
+    """The signal ends the second case, which would take minutes.   number : a negative one is sent to mpiexec."""
     path = Path(shutil.copy(measured / "s.jsonl", tmp_path))
     with started(tmp_path, jobs.python(0, "-m", "pdgemm", "scaling", *SMALL, *ENDLESS), **TEXTS) as run:
         assert until(lambda: len(listening(tmp_path)) == 2)
@@ -191,14 +191,14 @@ def test_a_study_ended_by_a_signal_keeps_its_records(measured: Path, tmp_path: P
 
 @jobs.needs_mpiexec
 def test_a_crashed_rank_loses_only_its_case(tmp_path: Path) -> None:
-    """mpiexec then ends the other ranks by SIGTERM, which they report: the study continues."""
+    """When a rank crashes, mpiexec ends the others by SIGTERM; the study records the failure and continues."""
     words = ("scaling", "strong", "--out", "s.jsonl", "--no-calibrate", *ENDLESS, "--shape", "64,64,64")
     path = tmp_path / "s.jsonl"
     with started(tmp_path, jobs.python(0, "-m", "pdgemm", *words), **TEXTS) as run:
         assert until(lambda: len(listening(tmp_path)) == 2)
         first = listening(tmp_path)
         os.kill(first[1], signal.SIGSEGV)
-        # another job runs the next case
+        # the next case runs in another job
         assert until(lambda: path.exists() and len(records.read_study(path).attempts) == 1)
         assert until(lambda: len({*listening(tmp_path)} - {*first}) == 2)
         run.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Parts of scaling studies, one by one: cases, the file of measurements, and jobs that fail.  No MPI."""
+"""Parts of scaling studies: cases, the file of measurements, and failing jobs.  No MPI."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_weak_studies_keep_the_memory_of_a_rank() -> None:
         m, n, k = x.mnk
         assert (m * k + k * n + m * n) / x.ranks == pytest.approx(11e6, rel=2e-3)
         assert m / n == pytest.approx(0.5, rel=2e-3) and n / k == pytest.approx(2 / 3, rel=2e-3)
-    assert found[1] == cases("weak", [(1000, 2000, 3000)], [4])[0]  # independent of other cases of the study
+    assert found[1] == cases("weak", [(1000, 2000, 3000)], [4])[0]  # a case does not depend on other cases
 
 
 def test_shapes_of_one_volume() -> None:
@@ -86,7 +86,7 @@ def test_records_are_written_and_read(tmp_path: Path) -> None:
     assert study.done == {ONE, two}
     four, five = cases("strong", [(8, 8, 8)], [4, 5])
     records.append(path, records.failed_record(four, "x", []))
-    assert records.left(records.open_study(path), [four, ONE, five]) == [five, four]  # these failed before
+    assert records.left(records.open_study(path), [four, ONE, five]) == [five, four]  # the failed case is last
 
 
 @pytest.mark.parametrize("cut", [1, 200, -1])
@@ -196,11 +196,11 @@ for number in map(int, sys.argv[-1].split(",")):
     ("act", "code", "statuses", "said"),
     [
         ("pass", 0, ["ok"] * 6, ""),
-        # the second case of two ranks ends its job; the first of three ends it silently
+        # a case ends its job: with an error, silently, or by a signal
         ("if number == 3: sys.exit('gone')", 1, ["ok"] * 3 + ["failed"] + ["ok"] * 2, "exit code 1: gone"),
         ("if number == 2: sys.exit(0)", 1, ["ok", "ok", "failed", "ok", "ok", "ok"], ""),
         ("import os; number == 4 and os.kill(os.getpid(), 9)", 1, ["ok"] * 4 + ["failed", "ok"], "exit code 137"),
-        ("number == 0 and sys.exit(2)", 2, [], ""),  # bad input is an error of all jobs
+        ("number == 0 and sys.exit(2)", 2, [], ""),  # exit code 2: bad input, no further jobs
     ],
 )
 def test_a_failed_job_loses_no_other_case(tmp_path: Path, act: str, code: int, statuses: list[str], said: str) -> None:
@@ -218,6 +218,6 @@ def test_a_failed_job_loses_no_other_case(tmp_path: Path, act: str, code: int, s
 
 
 def test_confidence_of_a_median() -> None:
-    """Of ten numbers the second and the ninth: binomial, p = 1/2, as in Hoefler & Belli's table."""
+    """For ten numbers, from the second to the ninth (binomial, p = 1/2), as in Hoefler & Belli's table."""
     for number, ends in ((10, (1.0, 8.0)), (6, (0.0, 5.0)), (5, None)):
         assert confidence([float(x) for x in range(number)]) == ends

@@ -223,7 +223,7 @@ def test_a_page_of_products_and_of_training(tmp_path: Path) -> None:
         "Distributed matrix multiplication: strong scaling; training of a transformer: strong scaling, weak scaling",
         "Strong scaling of training: 4 layers of 128 with 4 heads, vocabulary 256, 8 samples of 128 tokens, float32",
         "8 samples of 128 tokens on a rank", "The losses of 2 cases agree", "equal on all ranks", "MFU [%]", "HFU [%]",
-        "planned bubble [%]", "GFLOP/s: 2 m n k", "what the passes compute", "pdgemm scaling strong",
+        "planned bubble [%]", "GFLOP/s: 2 m n k", "computation of the passes", "pdgemm scaling strong",
     ):  # fmt: skip
         assert re.sub(r"\s+", " ", expected) in re.sub(r"\s+", " ", text), expected
     names = re.findall(r' id="([^"]+)"', text)
@@ -373,8 +373,8 @@ def test_a_loss_that_is_no_number_is_wrong(tmp_path: Path) -> None:
         ("--train --ranks 2 --batch 3 --layouts dp", "dp 2 does not divide the 3 samples of a step"),
         ("--train no.py --ranks 1", "there is no such program"),
         ("shapes --train --ranks 1", "strong or weak"),
-        ("--train --ranks 1 --page s.txt", "a report is a file with the ending .html"),
-        ("--train --ranks 1 --out s.html", "takes the measurements"),
+        ("--train --ranks 1 --page s.txt", "the file name must end in .html"),
+        ("--train --ranks 1 --out s.html", "is the file of the measurements"),
         ("--train --ranks 1 --page no/s.html", "does not exist"),
         ("--train --ranks 1 --steps 0", "0 is not in the range"),
     ],

@@ -1,4 +1,4 @@
-"""Index arithmetic, compared with block after block dealt out."""
+"""Index arithmetic, compared with dealing out block after block."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
 
 @st.composite
 def layouts(draw: st.DrawFn, most: int = 60) -> BlockCyclic:
-    """Draw first blocks of any size: whole, cut off or longer than the others."""
+    """Draw layouts whose first block is as long as the others, shorter or longer."""
     parts, block = draw(st.integers(1, 7)), draw(st.integers(1, 9))
     skip = block - draw(st.just(block) | st.integers(1, 25))
     return BlockCyclic(draw(st.integers(0, most)), block, parts, draw(st.integers(0, parts - 1)), skip)
 
 
 def dealt(layout: BlockCyclic) -> list[list[int]]:
-    """Return the global indices of each part, by dealing block after block."""
+    """Return the global indices of each part, by dealing out block after block."""
     hands: list[list[int]] = [[] for _ in range(layout.parts)]
     start, stop, number = 0, layout.block - layout.skip, layout.source
     while start < layout.n:
@@ -56,14 +56,14 @@ def test_every_function_agrees_with_dealing(layout: BlockCyclic) -> None:
             assert layout.to_local(index) == local
             assert layout.to_global(local, part) == index
     assert layout.largest == max(map(len, hands))
-    every = np.arange(layout.n)  # arrays give the same as single indices
+    every = np.arange(layout.n)  # arrays of indices, too
     assert layout.owner(every).tolist() == [layout.owner(g) for g in range(layout.n)]
     assert layout.to_local(every).tolist() == [layout.to_local(g) for g in range(layout.n)]
 
 
 @given(layouts(), st.data())
 def test_windows_and_canonical_forms_are_dealt_alike(layout: BlockCyclic, data: st.DataObject) -> None:
-    """Cut before, within or after a first block of another size."""
+    """Windows that begin before, within or after a first block of another size."""
     start = data.draw(st.integers(0, layout.n))
     stop = data.draw(st.integers(start, layout.n))
     window = layout.window(start, stop)

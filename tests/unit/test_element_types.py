@@ -1,4 +1,4 @@
-"""The types of elements: accepted alike by every function, and the common type of two."""
+"""Element types: which types every function accepts, and the common type of two types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORED = (*WHOLE, *EIGHTHS, *REAL, "complex64", "complex128")
 REFUSED = ["O", "U3", "S3", "V8", [("a", "f8")], "M8[s]", "m8[s]", "g", "G", np.dtypes.StringDType()]
 REFUSED += [">f8", ">i2", ">c16", "float8_e3m4", "int4"]
 NO_TYPES = ["2f8", "nonsense", 3.5, 10**5000, "\ud800"]
-# for A and B: the type of a sum and, except for int8 by int8, of a product
+# the type of A + B, and of A @ B except for int8 by int8
 COMMON = """
             float16   bfloat16  float32    float64     complex64   complex128  int8
 float16     float16   float32   float32    float64     complex64   complex128  float16
@@ -72,7 +72,7 @@ def test_mixed_types_in_sums_and_products(comm: Any) -> None:
     numbers = (5 * i + j) % 7 - 3
     with ProcessGrid(comm) as grid:
         for (a, b), expected in table().items():
-            if comm.size > 1 and (a, b) != ("float16", "bfloat16"):  # NumPy has no common type for these
+            if comm.size > 1 and (a, b) != ("float16", "bfloat16"):  # only these, for which NumPy has no common type
                 continue
             (A, many), (B, others) = (
                 (DistMatrix.from_global(x, grid=grid, block=2), Batch.from_global(x[None], comm))
@@ -111,7 +111,7 @@ def test_every_function_accepts_the_stored_types(comm: Any) -> None:
 
 
 def doors(grid: Any, path: Path) -> list[Callable[[Any], Any]]:
-    """Return calls of all functions that take a type."""
+    """Return calls of all functions with a dtype argument."""
     A = DistMatrix.random((4, 4), grid=grid)
     hdf5.save(path, "x", A)
     shape = (400, 400)  # large enough for shared memory
@@ -129,7 +129,7 @@ def doors(grid: Any, path: Path) -> list[Callable[[Any], Any]]:
 
 
 def takers(grid: Any) -> list[Callable[[np.ndarray], Any]]:
-    """Return calls of all functions that take an array of 4 x 4, the last two in any byte order."""
+    """Return calls of all functions that take a 4 x 4 array; the last two accept any byte order."""
     i, j = DistMatrix.empty((4, 4), grid=grid).indices()
     return [
         lambda x: DistMatrix.from_local(x[np.ix_(i, j)], (4, 4), grid=grid),
@@ -167,7 +167,7 @@ def test_other_types_are_refused(comm: Any, tmp_path: Path) -> None:
 
 
 def test_whole_numbers_are_scaled_without_rounding() -> None:
-    with ProcessGrid(MPI.COMM_SELF) as grid:  # the arithmetic is the same on any number of ranks
+    with ProcessGrid(MPI.COMM_SELF) as grid:  # one rank suffices
         i, j = np.indices((7, 5))
         for x_dtype, y_dtype in [*zip(WHOLE, WHOLE), ("uint64", "int64"), ("int64", "int32"), ("uint8", "uint64")]:
             x = ((3 * i + j) % 5 + (2**61 + 1 if x_dtype == "uint64" else 0)).astype(x_dtype)

@@ -1,4 +1,4 @@
-"""The processors for which each BLAS has kernels, and the warning about kernels for older processors."""
+"""Names of BLAS kernels and their processors, and the warning about kernels for older processors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def library(kernel: str | None, api: str = "openblas") -> SimpleNamespace:
         ("SKYLAKEX", "AVX-512", ["SKYLAKEX", "SkylakeX"]),
         ("SapphireRapids", "AVX-512", ["SapphireRapids", "SkylakeX"]),
         ("Zen", "AVX2", ["Zen", "Haswell"]),
-        ("AVX2", "AVX2", ["Haswell"]),  # in MKL's words
+        ("AVX2", "AVX2", ["Haswell"]),  # MKL's name
         ("Sandybridge", "AVX", ["Sandybridge"]),
         ("Katmai", "SSE", ["Katmai", "Nehalem"]),
-        ("neoversev1", "neoversev1", ["neoversev1"]),  # similar to no other
+        ("neoversev1", "neoversev1", ["neoversev1"]),  # no similar kernel
         ("", "", []),
     ],
 )
@@ -55,10 +55,10 @@ def test_generations_of_mkls_messages() -> None:
         ("Prescott", AVX512, "", "export OPENBLAS_CORETYPE=SkylakeX"),
         ("Katmai", AVX2, "", "export OPENBLAS_CORETYPE=Haswell"),
         ("Haswell", AVX512, "HASWELL", "unset OPENBLAS_CORETYPE"),
-        ("Prescott", AVX512, "SapphireRapids", "export OPENBLAS_CORETYPE=SkylakeX"),  # a kernel unknown to it
+        ("Prescott", AVX512, "SapphireRapids", "export OPENBLAS_CORETYPE=SkylakeX"),  # OpenBLAS lacks this kernel
         ("Zen", AVX2, "", ""),
         ("Cooperlake", AVX512, "", ""),
-        ("Haswell", f"{AVX2} avx512f", "", ""),  # Knights Landing lacks parts of SkylakeX
+        ("Haswell", f"{AVX2} avx512f", "", ""),  # Knights Landing cannot run SkylakeX
         (None, AVX512, "", ""),
         ("armv8", "", "", ""),
     ],
@@ -66,7 +66,7 @@ def test_generations_of_mkls_messages() -> None:
 def test_a_kernel_for_older_processors_is_warned_of(
     kernel: str | None, flags: str, asked: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For other libraries no variable of OpenBLAS is named."""
+    """The warning names a variable only for OpenBLAS."""
     cpuinfo = f"processor\t: 0\nflags\t\t: {flags}\nbugs\t:\n"
     monkeypatch.setattr(kernels.Path, "read_text", lambda self: cpuinfo)
     monkeypatch.setenv("OPENBLAS_CORETYPE", asked)

@@ -30,7 +30,7 @@ def test_rank_and_size_by_each_launcher() -> None:
     assert (launched_rank({}), said_size({})) == (0, (1, ""))
     for bad in ("x", "", "-1"):
         assert (launched_rank({"PMI_RANK": bad}), launched_size({"PMI_SIZE": bad})) == (0, 1)
-    # the number of mpirun's ranks, not of its daemons, which Slurm counts
+    # of mpirun's ranks, not of its daemons, which Slurm counts
     assert said_size({"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "1"}) == (1, "OMPI_COMM_WORLD_SIZE")
 
 
@@ -41,7 +41,7 @@ def test_local_rank_by_each_launcher() -> None:
     assert local_rank({}) is None
     assert local_rank({"OMPI_COMM_WORLD_LOCAL_RANK": "x"}) is None
     both = {"SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-    assert local_rank(both) == (2, 4)  # that of mpiexec, not of the batch step it runs in
+    assert local_rank(both) == (2, 4)  # from mpiexec, not from the batch step in which it runs
 
 
 def test_mpi_starts_without_networks_on_one_node() -> None:
@@ -52,7 +52,7 @@ def test_mpi_starts_without_networks_on_one_node() -> None:
         variables = dict(said)
         with without_networks(variables):
             assert variables.get("OMPI_MCA_btl") == transports
-        assert variables == said  # for jobs started from here
+        assert variables == said  # restored for child jobs
 
 
 def test_a_child_job_inherits_the_allocation_and_user_variables() -> None:
@@ -71,7 +71,7 @@ def test_a_closed_stream_does_not_close_the_other(monkeypatch: pytest.MonkeyPatc
 
     before = sys.stdout, sys.stderr
     for name, stream in zip(("stdout", "stderr"), before):
-        monkeypatch.setattr(sys, name, stream)  # and restored afterwards
+        monkeypatch.setattr(sys, name, stream)  # restored after the test
     monkeypatch.setattr(session, "echo", closed)
     session.say_line("a line", err=err)
     after = sys.stdout, sys.stderr

@@ -1,4 +1,4 @@
-"""The product on one rank, panels, and element functions."""
+"""Products on one rank (BLAS), panels, and element functions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["scipy", "mkl"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Select either library; if PDGEMM_BLAS is one, it replaces MKL."""
+    """Select SciPy's BLAS or MKL, or instead of MKL the library of PDGEMM_BLAS, if it is an MKL."""
     name = request.param
     if name == "mkl":
         named = os.environ.get("PDGEMM_BLAS", "")
@@ -54,7 +54,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def guarded(rng: np.random.Generator, rows: int, cols: int, dtype: str, order: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a random array cut out of a larger one whose other elements are GUARD."""
+    """Return a larger array of GUARDs, and a window of it with random elements."""
     whole = np.full((rows + 3, cols + 4), GUARD, dtype, order=order)  # type: ignore[call-overload]
     cut = whole[1 : rows + 1, 2 : cols + 2]
     cut[...] = rng.standard_normal((rows, cols))
@@ -74,7 +74,7 @@ def factors(dtype: str) -> list[tuple[complex, complex]]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("orders", itertools.product("CF", repeat=3), ids="".join)
 def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, ...]) -> None:
-    """Conjugated, too, if they are complex and are read transposed."""
+    """In any memory order, also conjugated if BLAS reads complex operands transposed."""
     rng = np.random.default_rng(1)
     a, b = (dtype[0] == "c" and conjugates(order, orders[2]) for order in orders[:2])
     for (m, n, k), (alpha, beta) in itertools.product(SIZES, factors(dtype)):
@@ -104,7 +104,7 @@ def test_gemm_in_any_order_inside_larger_arrays(dtype: str, orders: tuple[str, .
 def test_one_triangle_of_a_square(
     dtype: str, orders: tuple[str, ...], lower: bool, hermitian: bool, conjugate: bool
 ) -> None:
-    """op(A) op(A)^H or op(A) op(A)^T; the other triangle is not written, and C is not read if beta is 0."""
+    """A triangle of op(A) op(A)^H or op(A) op(A)^T; the other is not written, and C is not read if beta is 0."""
     rng = np.random.default_rng(3)
     for (n, k), (alpha, beta) in itertools.product(
         [(1, 1), (1, 4), (5, 1), (7, 9), (40, 17), (0, 2), (3, 0)], factors(dtype)
@@ -128,7 +128,7 @@ def test_one_triangle_of_a_square(
 
 
 def test_squares_that_blas_can_form() -> None:
-    """A A^H of operands in C's memory order; conj(A) A^T of the other order; A A^T, and all real squares."""
+    """BLAS can form A A^H if A has C's memory order, conj(A) A^T if not, and A A^T and real squares always."""
     for *orders, conjugate in itertools.product("CF", "CF", (False, True)):
         A, C = (np.zeros((5, 5), complex, order=order) for order in orders)  # type: ignore[call-overload]
         assert forms_squares(A, C, True, conjugate) == ((orders[0] == orders[1]) != conjugate)
@@ -155,7 +155,7 @@ def test_a_prepared_product_reads_its_arrays_anew(dtype: str) -> None:
 
 def test_a_prepared_product_keeps_its_arrays() -> None:
     class Array(np.ndarray):
-        """An array with a weak reference."""
+        """An array type that allows weak references."""
 
     arrays = [np.ones((3, 3)).view(Array) for _ in "ABC"]
     alive = [weakref.ref(x) for x in arrays]
@@ -173,7 +173,7 @@ def test_a_prepared_product_keeps_its_arrays() -> None:
 def test_large_products_of_a_stack_have_the_threads_of_all_others(
     extent: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If BLAS has several: threads of NumPy's BLAS would otherwise spin on their cores."""
+    """With several threads of BLAS, NumPy's matmul is not called: threads of its BLAS would occupy the cores."""
     monkeypatch.setattr(local_gemm, "threads", lambda: threads)
     by_numpy, matmul = [], np.matmul
     monkeypatch.setattr(local_gemm.np, "matmul", lambda *xs, out: by_numpy.append(xs) or matmul(*xs, out=out))
@@ -200,7 +200,7 @@ def test_gemm_makes_no_temporaries() -> None:
 
 @pytest.mark.usefixtures("library")
 def test_gemm_refuses_strides_that_blas_cannot_address() -> None:
-    """BLAS takes no leading dimension less than the height of a column, hence no overlapping rows and columns."""
+    """BLAS requires a leading dimension of at least the height of a column: no overlapping rows or columns."""
     windows = np.lib.stride_tricks.sliding_window_view(np.arange(9.0), 4)
     with pytest.raises(ValueError, match="neither rows nor columns"):
         gemm_accumulate(1, windows, np.ones((4, 2)), 0, np.ones((6, 2)))
@@ -246,10 +246,10 @@ def test_panels_hold_the_runs_they_name(order: str) -> None:
             assert np.array_equal(panel, local[:, cut.indices()[0]])
             assert panel.flags.forc or not travels  # panels to be sent are contiguous
             if cut.contiguous and (order == "F" or not travels):
-                assert np.shares_memory(panel, local)  # local panels, and contiguous runs, are not copied
+                assert np.shares_memory(panel, local)  # not copied
     sent, arrived = np.empty(300), np.empty(300)
     panel = column_panel(local, order, runs((0, 1), (2, 2)), sent, True)
-    buffer = column_buffer(100, order, 3, arrived)  # in the memory order of the panel to be received
+    buffer = column_buffer(100, order, 3, arrived)  # has the memory order of the received panel
     arrived[:] = sent
     assert np.array_equal(buffer, panel)
 
@@ -271,7 +271,7 @@ def test_random_numbers_depend_only_on_indices(kind: str, dtype: str) -> None:
 
 
 def test_random_numbers_of_other_seeds_and_streams_are_others() -> None:
-    """Real and imaginary parts, uniform and normal: no two seeds share numbers, in any part."""
+    """No two seeds, kinds (uniform, normal) or parts (real, imaginary) have the same numbers."""
     streams = [element_functions.numbered(number) for number in range(8)]
     hashed, four = element_functions.hashed, np.arange(4)
     rows = [hashed(four, four, seed, stream).tobytes() for seed in range(8) for stream in streams]
@@ -288,18 +288,18 @@ def test_random_numbers_of_other_seeds_and_streams_are_others() -> None:
 
 
 def test_no_seed_begins_at_the_fixed_point_of_the_hash() -> None:
-    """The finaliser maps 0 to 0.  Rows and columns at which the hash of a seed becomes 0 are far outside any matrix."""
+    """The hash finaliser maps 0 to 0; for every seed, rows and columns with hash 0 are beyond any matrix."""
     inverse, zero = pow(int(element_functions.GOLDEN), -1, 2**64), np.zeros(1, np.uint64)
     assert not element_functions.mix(zero).any()
     for stream in map(element_functions.numbered, range(4)):
         starts = [int(element_functions.hash_start(seed, stream)[0]) for seed in (*range(-500, 1500), 2**63, 2**64 - 1)]
-        rows = element_functions.mix(np.array(starts, np.uint64))  # the hash of row 0, the start of those of columns
+        rows = element_functions.mix(np.array(starts, np.uint64))  # hashes of row 0, at which those of columns start
         assert min(-x * inverse % 2**64 for x in (*starts, *map(int, rows))) > 2**40
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_first_numbers_of_many_seeds(kind: str) -> None:
-    """None is 0, none repeats, and over the seeds each element is distributed like the elements of a matrix."""
+    """The first numbers of 1024 seeds are not 0 and do not repeat; each element is well distributed over the seeds."""
     i, j, seeds = np.arange(3)[:, None], np.arange(4)[None, :], range(1024)
     x = np.array([element_functions.element_function(kind, seed, np.dtype("D"))(i, j) for seed in seeds])
     parts = np.concatenate([x.real.ravel(), x.imag.ravel()])
@@ -310,11 +310,11 @@ def test_first_numbers_of_many_seeds(kind: str) -> None:
     places = (x if kind == "uniform" else ndtr(x.real) + 1j * ndtr(x.imag)).reshape(len(seeds), -1)
     for column in (*places.real.T, *places.imag.T):
         often = np.bincount((column * 16).astype(int), minlength=16)
-        assert often.size == 16 and abs(often - 64).max() <= 5 * 8  # 64 of 1024 in each of 16 equal parts
+        assert often.size == 16 and abs(often - 64).max() <= 5 * 8  # 1024 / 16 = 64 are expected
 
 
 def test_random_bytes_are_all_bytes_alike() -> None:
-    """Integers with exact products, over the whole range of their type; also the first ones of each seed."""
+    """Random int8 numbers are uniform over all 256 values, also the first ones of each seed."""
     kind = np.dtype("i1")
     f = element_functions.element_function("uniform", 7, kind)
     whole = f(*np.ogrid[:500, :512])
@@ -354,7 +354,7 @@ def test_kinds() -> None:
 
 
 def test_normal_numbers_are_quantiles_of_their_hashes() -> None:
-    """Against SciPy, in the centre and to 9 standard deviations; by Kolmogorov-Smirnov, and in the tails."""
+    """Compared with SciPy up to 9 standard deviations; Kolmogorov-Smirnov test, and frequencies in the tails."""
     i, j = np.arange(1000)[:, None], np.arange(1000)[None, :]
     h = element_functions.hashed(i, j, 3, 1).ravel()
     h[:4000] >>= np.arange(4000, dtype=np.uint64) % np.uint64(64)  # including the smallest probabilities

@@ -1,4 +1,4 @@
-"""The free memory that the system reports, in files that these tests write."""
+"""The free memory that the system reports, here in files that these tests write."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def written(root: Path, files: dict[str, str]) -> None:
 def test_the_machine(root: Path) -> None:
     assert memory_left() == {"memory": 4100 * KIB}
     (root / "proc/meminfo").unlink()
-    assert memory_left() == {}  # if the system reports nothing
+    assert memory_left() == {}  # the system reports nothing
 
 
 def test_a_job_of_slurm_and_its_step(root: Path) -> None:
-    """Version 2: the limits of all groups around the process; pages of files can be freed."""
+    """Control groups, version 2: the limits of all groups of the process; pages of files count as free."""
     groups = root / "sys/fs/cgroup"
     job = "sys/fs/cgroup/slurm/job_7"
     written(
@@ -50,7 +50,7 @@ def test_a_job_of_slurm_and_its_step(root: Path) -> None:
             f"{job}/memory.stat": f"anon 5\nactive_file {200 * KIB}\ninactive_file {250 * KIB}\n"
             f"slab_reclaimable {50 * KIB}\nshmem 77777\n",
             f"{job}/step_0/memory.max": f"{1000 * KIB}\n",
-            f"{job}/step_0/memory.current": f"{1400 * KIB}\n",  # for a moment, more than the limit
+            f"{job}/step_0/memory.current": f"{1400 * KIB}\n",  # may exceed the limit for a moment
         },
     )
     assert memory_left() == {
@@ -100,7 +100,7 @@ print(kept, getrusage(RUSAGE_SELF).ru_minflt - before)
     ],
 )
 def test_a_step_takes_the_memory_of_the_one_before(own: dict[str, str], kept: bool) -> None:
-    """64 arrays of 256 pages: none is faulted in again, unless the user has set when memory is returned."""
+    """64 arrays, one after another, cause fewer than 64 page faults, unless the user has set malloc's limits."""
     environment = {name: x for name, x in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))} | own
     run = subprocess.run([sys.executable, "-c", _STEPS], env=environment, capture_output=True, text=True, check=True)
     answer, pages = run.stdout.split()

@@ -1,4 +1,4 @@
-"""Packages that pip installs: the contents of wheel and sdist, and the modules that `import pdgemm` loads."""
+"""Packages for pip: the contents of wheel and sdist, and the modules that `import pdgemm` loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("build")  # an environment with only the `test` extra
 
 
 def python(*args: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """Return the output of python ARGS in cwd, importing from path first; on failure, show all of it."""
+    """Return the output of `python ARGS` in cwd, with `path` first on Python's path; on failure, show all output."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV_"))}
     if path is not None:
         env["PYTHONPATH"] = str(path)
@@ -34,7 +34,7 @@ def python(*args: str | Path, cwd: Path, path: Path | None = None) -> str:
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Build without network: setuptools is that of this environment."""
+    """Build a wheel or sdist without network, by the setuptools of this environment; return its path."""
     python("-m", "build", "--no-isolation", f"--{kind}", "--outdir", out, source, cwd=out.parent)
     (built,) = out.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return built
@@ -47,7 +47,7 @@ def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp: Path) -> Path:
-    """Copy the tree without files of earlier builds, and without tests."""
+    """A copy of the checkout without files of earlier builds, and without tests."""
     copy = tmp / "source"
     leave = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__", "*.h5", "demo-data", "tests")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=leave)
@@ -61,7 +61,7 @@ def wheel(source: Path, tmp: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp: Path) -> Path:
-    """A folder with nothing but the installed wheel."""
+    """A folder that contains only the installed wheel."""
     target = tmp / "installed"
     pip = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target"]
     python(*pip, target, wheel, cwd=tmp)
@@ -76,7 +76,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     files = contents(wheel)
     own = {p.relative_to(ROOT).as_posix() for p in (ROOT / "pdgemm").rglob("*.py")}
-    own = {name for name in own if not name.startswith(("pdgemm/grids/", "pdgemm/io/"))}  # grids and io are links
+    own = {name for name in own if not name.startswith(("pdgemm/grids/", "pdgemm/io/"))}  # without links
     linked = {f"pdgemm/{p.relative_to(ROOT)}" for folder in ("grids", "io") for p in (ROOT / folder).rglob("*.py")}
     assert {n for n in files if n.endswith(".py")} == own | linked
     assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= files.keys()
@@ -96,7 +96,7 @@ def test_wheel_from_sdist_is_the_same(wheel: Path, source: Path, tmp: Path) -> N
         tar.extractall(tmp / "unpacked", **safely)
     (unpacked,) = (tmp / "unpacked").iterdir()
     again, first = contents(build("wheel", unpacked, tmp / "wheel-from-sdist")), contents(wheel)
-    del again[f"{DIST_INFO}/RECORD"], first[f"{DIST_INFO}/RECORD"]  # they list the others in varying order
+    del again[f"{DIST_INFO}/RECORD"], first[f"{DIST_INFO}/RECORD"]  # RECORD lists the files in any order
     assert again.keys() == first.keys()
     assert [n for n in first if again[n] != first[n]] == []
 
@@ -120,5 +120,5 @@ print(pdgemm.__file__, h.__file__, io.__file__, sep="\\n")
 def test_links_in_the_checkout(source: Path) -> None:
     for name in ("grids", "io"):
         assert (source / "pdgemm" / name).readlink() == Path("..") / name
-    # With it, a program started in the checkout could not import the standard library's io.
+    # With this file, a program in the checkout could not import the standard library's io.
     assert not (source / "io" / "__init__.py").exists()

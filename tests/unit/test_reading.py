@@ -1,4 +1,4 @@
-"""Any content of a file, a variable or an argument: pdgemm's errors, in one line, and exit code 2."""
+"""Any contents of files, variables and arguments: errors are pdgemm's, of one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ JUNK = [
     HUGE, -HUGE, "", "x", "float64", "a" * 100_000, "\0", "\u2028", [], {}, [[]], [1], [-1], {"a": 1},
     {"": {}}, [0] * 1000,
 ]  # fmt: skip
-TEXTS = [  # numbers that JSON, or Python's reader of it, cannot represent
+TEXTS = [  # numbers that JSON, or Python's json, cannot represent
     "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "9" * 5000, "-" + "9" * 5000,
     '"\\ud800"', '"\\ud800x"',
     "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "01", "1.", "'x'", "tru", '"\x01"',
@@ -116,14 +116,14 @@ READERS: dict[str, tuple[Callable[[Path], Iterator[str]], Callable[[Path], None]
 
 # ------------------------------------------------------------------ damage
 def places(x: Any) -> Iterator[tuple[Any, Any]]:
-    """Return all pairs of a container and one of its keys."""
+    """Yield all pairs of a container in x and one of its keys."""
     for key, value in x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ():
         yield x, key
         yield from places(value)
 
 
 def in_the_tree(rng: random.Random, text: str) -> str:
-    """Replace one value, or one name."""
+    """Return JSON text in which one value or name is replaced, deleted, exchanged or repeated."""
     tree = json.loads(text)
     inside, key = rng.choice(list(places(tree)))
     what, mark = rng.randrange(8), "@mark@"
@@ -147,7 +147,7 @@ def in_the_tree(rng: random.Random, text: str) -> str:
 
 
 def everywhere(rng: random.Random, text: str) -> str:
-    """Replace a number everywhere, so that the parts remain consistent."""
+    """Return JSON text in which a number is replaced at all places, so that the parts remain consistent."""
     number = rng.choice(re.findall(r"(?<=[: \[])-?[0-9.e+-]+(?=[,\]}])", text))
     other = rng.choice([json.dumps(x) for x in JUNK if type(x) in (int, float)])
     return re.sub(rf"(?<=[: \[]){re.escape(number)}(?=[,\]}}])", other, text)
@@ -175,7 +175,7 @@ def damaged(rng: random.Random, text: str, lines: bool) -> bytes:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_damage(kind: str, tmp_path: Path) -> None:
-    """With some bytes or values replaced, the file is refused, or all results computed from it are numbers."""
+    """A damaged file is refused, or all results computed from it are numbers."""
     rng, (texts, use) = random.Random(18), READERS[kind]
     path, refused, whole = tmp_path / "x.json", 0, list(texts(tmp_path))
     for text in whole:
@@ -188,7 +188,7 @@ def test_damage(kind: str, tmp_path: Path) -> None:
             except PdgemmError as bad:
                 refused += 1
                 assert len(str(bad)) < 2000
-    assert refused > examples(300) / (60 if kind == "study" else 2)  # the other lines of a study are read
+    assert refused > examples(300) / (60 if kind == "study" else 2)  # a damaged line of a study is skipped
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -233,7 +233,7 @@ def test_the_message_names_the_file_the_place_and_the_fault(tmp_path: Path, monk
 def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").touch()
-    os.truncate(tmp_path / "large", 1 << 40)  # it is sparse
+    os.truncate(tmp_path / "large", 1 << 40)  # a sparse file
     for name, said in (
         ("pipe", "it is a FIFO, not a file"),
         ("large", "larger than"),
@@ -268,7 +268,7 @@ def test_only_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
-    """It is refused before anything is computed from the parts."""
+    """A plan with inconsistent parts is refused before anything is computed from them."""
     (case,) = cases("strong", [(400, 400, 40_000_000)], [8], algorithms=["2.5d"])
     text = question(case, Machine()).plan().to_json()
     assert re.search(old, text)
@@ -277,7 +277,7 @@ def test_a_plan_whose_parts_do_not_fit(old: str, new: str, said: str) -> None:
 
 
 def test_file_names_may_be_any_bytes(run: Any) -> None:
-    """As on a command line in another alphabet; the study can be resumed."""
+    """File names that are not valid UTF-8 are accepted; the study can be resumed."""
     (case,) = cases("strong", [(8, 8, 8)], [1])
     records.append(Path("s.jsonl"), records.failed_record(case, "it is \udcff", ["pdgemm", "--out", "\udcff.jsonl"]))
     assert records.open_study(Path("s.jsonl")).attempts == [case]

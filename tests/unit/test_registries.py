@@ -1,4 +1,4 @@
-"""Movers, algorithms and element types: texts of the command line and the documentation follow from the entries."""
+"""Registered movers, algorithms and element types: the command line and the documentation list all of them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def rows(path: str, head: str) -> list[str]:
-    """Return the rows of the table of a page that begins with a header."""
+    """Return the rows of the table with this header on a page."""
     table = (ROOT / path).read_text().split(head)[1].split("\n\n")[0]
     return table.strip().splitlines()[1:]
 
 
 def test_the_documentation_lists_registered_entries() -> None:
-    """Movers, types of elements and algorithms."""
+    """Tables of movers, element types and algorithms equal the registered entries."""
     table = [f"| `{name}` | host, GPUs | {summary} |" for name, summary in POLICIES.items()]
     table += [f"| `{x.name}` | {'host, ' * x.on_host}GPUs | {x.summary} |" for x in MOVERS.values()]
     assert rows("docs/choosing.md", "| mover | matrices on | |\n") == table
@@ -75,7 +75,8 @@ def test_every_mover_has_a_link_and_senders() -> None:
         for parts in range(1, 20):
             senders = mover.senders(parts).tolist()
             assert len(senders) == parts - 1
-            assert all(0 <= sender < distance for distance, sender in enumerate(senders, 1))  # not itself
+            # ranks receive from ranks that have the panel
+            assert all(0 <= sender < distance for distance, sender in enumerate(senders, 1))
             assert 1 <= mover.hops(parts) <= max(1, parts - 1)
             most, others = fan_out(mover, parts)
             assert most * parts + sum(more for _, more in others) == parts - 1
@@ -83,7 +84,7 @@ def test_every_mover_has_a_link_and_senders() -> None:
 
 
 def test_the_command_line_offers_registered_entries() -> None:
-    """A mover and an algorithm are registered in a process that runs one command after another."""
+    """A mover and an algorithm that are registered before commands run are offered and planned."""
     code = """
 import sys
 from allgather_3d import allgather_3d_registered
@@ -115,7 +116,7 @@ def test_every_element_type_has_an_arithmetic() -> None:
     assert {*dtypes.SUMS} <= {*dtypes.BLAS, *(x.dtype for x in dtypes.TYPES if x.dtype.kind == "i")}
     for x in dtypes.TYPES:
         assert not x.wire or np.dtype(x.wire).itemsize == x.dtype.itemsize
-        assert not x.sums or x.operand or x.name == "float8_e8m0fnu"  # the type of scales
+        assert not x.sums or x.operand or x.name == "float8_e8m0fnu"  # a type of scales only
 
 
 @jobs.needs_mpiexec
@@ -133,7 +134,7 @@ def test_every_algorithm_has_a_name_a_schedule_and_an_executor_of_its_own() -> N
         assert name == entry.name == entry.product.algorithm
         assert callable(resolve_name(entry.executor))
         assert any(entry.runs_on(pr, pc, c, 8) for pr, pc, c in itertools.product(range(1, 9), repeat=3))
-    before = dict(ALGORITHMS)  # no name is registered twice
+    before = dict(ALGORITHMS)  # a name cannot be registered twice
     for name in algorithm_registry.algorithm_choices():
         for taken in (replace(ENTRY, name=name), replace(ENTRY, twin=name)):
             with pytest.raises(ArgumentError, match=f"algorithm '{name}' exists already"):
@@ -143,7 +144,7 @@ def test_every_algorithm_has_a_name_a_schedule_and_an_executor_of_its_own() -> N
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (2, 2, 1), (3, 2, 4)])
 def test_the_rounds_of_an_algorithm_are_its_costs(shape: tuple[int, int, int]) -> None:
-    """Words and messages of the 3D all-gather, added up from its rounds, equal those of its paper."""
+    """Words and messages of the 3D all-gather, added up over its rounds, equal those of the paper."""
     pr, pc, c = shape
     m, n, k = 24 * pr * pc * c, 12 * pr * pc * c, 36 * pr * pc * c
     ranks = pr * pc * c

@@ -28,9 +28,9 @@ def recipe() -> str:
 @pytest.mark.parametrize(
     ("jobs", "starts", "code"),
     [
-        (["touch power.h5", "echo x > power.h5"], 2, 0),  # all ranks were killed: exit code 0, and an empty file
+        (["touch power.h5", "echo x > power.h5"], 2, 0),  # all ranks were killed: an empty file, exit code 0
         (["exit 0", "exit 3", "exit 137", "echo x > power.h5"], 4, 0),
-        (["sleep 30", "echo x > power.h5"], 2, 0),  # ranks wait in MPI_Init
+        (["sleep 30", "echo x > power.h5"], 2, 0),  # ranks hang in MPI_Init
         (["echo x > power.h5; exit 3"], 1, 0),
         (["exit 1", "echo x > power.h5"], 1, 1),  # an error of the program
         (["exit 0"] * 9, 5, 1),

@@ -1,4 +1,4 @@
-"""Scripts of the checkout have help texts, and refuse unknown arguments before they do anything."""
+"""All scripts have help texts, and refuse unknown arguments before they change anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = "OMPI_MCA_orte_execute_quiet"  # so Open MPI 4's mpirun adds no lines to errors of a command
+QUIET = "OMPI_MCA_orte_execute_quiet"  # with it, Open MPI 4's mpirun adds no lines to errors of a command
 SCRIPTS = sorted(
     x.relative_to(ROOT / "scripts").as_posix()
     for x in (ROOT / "scripts").rglob("*.sh")
@@ -21,7 +21,7 @@ SCRIPTS = sorted(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with only the scripts, in which all their effects are visible."""
+    """A folder with only the scripts, so that all files that they create are seen."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
@@ -72,7 +72,7 @@ def test_the_environment_of_another_checkout_is_not_cleared(checkout: Path, tmp_
 
 @pytest.mark.parametrize(("said", "quiet"), [({}, "1"), ({QUIET: "0"}, "0"), ({"SLURM_JOB_NUM_NODES": "2"}, "1")])
 def test_mpirun_adds_nothing_to_an_error(tmp_path: Path, said: dict[str, str], quiet: str) -> None:
-    """As scripts/env.sh sets it, unless it is set."""
+    """scripts/env.sh sets the variable QUIET, unless the user has."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").write_text("")
     environment = {"PATH": os.environ["PATH"], "PDGEMM_VENV": str(tmp_path), **said}

@@ -1,4 +1,4 @@
-"""Files for sites and for maintainers agree with pyproject.toml and CI."""
+"""Recipes for sites, and files for maintainers, agree with pyproject.toml and CI."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 NEEDED = {x.name.replace("_", "-"): x for x in map(Requirement, PROJECT["dependencies"])}
-BUNDLED = {  # modules of EasyBuild that contain packages of other names
+BUNDLED = {  # modules of EasyBuild that bundle packages
     "SciPy-bundle": {"numpy", "scipy"},
     "Python-bundle-PyPI": {"click", "rich", "threadpoolctl"},
 }
 
 
 def spack_recipe(path: Path) -> SimpleNamespace:
-    """Return the class of a recipe, and its directives, by a stand-in for the few names of Spack that it uses."""
+    """Run a recipe with stand-ins for the names of Spack that it uses; return its class and directives."""
     said = SimpleNamespace(version=[], variant=[], depends_on={}, license=[])
     names: dict[str, Any] = {
         "version": lambda number, **more: said.version.append(number),
@@ -56,7 +56,7 @@ def spack_recipe(path: Path) -> SimpleNamespace:
 def test_the_spack_recipe_has_all_requirements() -> None:
     said = spack_recipe(ROOT / "docs/sites/spack/package.py")
     assert said.version == [PROJECT["version"]] and said.license == [PROJECT["license"]]
-    assert re.fullmatch(r"pdgemm/pdgemm-[\d.]+\.tar\.gz", said.recipe.pypi)  # any version: Spack inserts the chosen one
+    assert re.fullmatch(r"pdgemm/pdgemm-[\d.]+\.tar\.gz", said.recipe.pypi)  # Spack replaces the version
     minimum = {}
     for spec in said.depends_on:
         name, least = re.fullmatch(r"([\w-]+)@([\d.]+):(?: \+\w+)?", spec).groups()  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def test_the_easybuild_recipe_has_all_requirements() -> None:
 
 
 def test_the_image_gets_the_sources_of_the_wheel() -> None:
-    """And no other files: a checkout contains environments of many hundred MiB."""
+    """The image gets only these files: a checkout contains environments of many hundred MiB."""
     allowed = {x[1:] for x in (ROOT / ".dockerignore").read_text().splitlines() if x.startswith("!")}
     assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
     setup = (ROOT / "setup.cfg").read_text()
@@ -106,7 +106,7 @@ def test_the_citation_names_this_version() -> None:
 def test_hooks_and_ci_agree() -> None:
     (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     hooks = {hook["id"]: hook["entry"].removeprefix(".venv/bin/") for hook in repo["hooks"]}
-    assert repo["repo"] == "local" and {hook["language"] for hook in repo["hooks"]} == {"system"}  # hooks fetch nothing
+    assert repo["repo"] == "local" and {hook["language"] for hook in repo["hooks"]} == {"system"}  # no downloads
     suite = (ROOT / "scripts/test.sh").read_text()
     own = re.findall(r"^    check '(\w+)' (.*)$", suite, re.MULTILINE)[:3]
     assert own == [(x, hooks[x]) for x in ("ruff", "mypy")] + [
@@ -156,7 +156,7 @@ def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
     assert runpy.run_path(str(recipe))["version"] == "7.8.9" and recipe.name.startswith("pdgemm-7.8.9-")
 
     before = {x: x.read_text() for x in tmp_path.rglob("*") if x.is_file()}
-    done = release_version(tmp_path, "7.9.0")  # the changelog has no unreleased changes
+    done = release_version(tmp_path, "7.9.0")  # without unreleased changes in the changelog
     assert done.returncode == 1 and "CHANGELOG.md has 0 lines" in done.stderr
     assert before == {x: x.read_text() for x in tmp_path.rglob("*") if x.is_file()}
 
@@ -168,7 +168,7 @@ def test_tests_of_changed_files() -> None:
     house = "tests/unit/house/test_imports.py"
     assert {"tests/ranks/support/test_watchdog.py", house} <= concerned("pdgemm/support/watchdog.py")
     assert {"tests/ranks/algorithms/test_summa.py", house} <= concerned("pdgemm/algorithms/products/summa.py")
-    assert {"tests/unit/test_distribution.py", house} <= concerned("grids/distribution.py")  # a link in the package
+    assert {"tests/unit/test_distribution.py", house} <= concerned("grids/distribution.py")  # linked into the package
     assert "tests/cli/test_cli.py" in concerned("pdgemm/tools/cli/report_commands.py")  # imported by name
     assert concerned("tests/ranks/matrix/test_views.py") == {"tests/ranks/matrix/test_views.py"}
     assert "tests/ranks/matrix/test_views.py" in concerned("tests/helpers/problems.py")

@@ -1,4 +1,4 @@
-"""The report of a function with several steps is the sum of the steps' reports, of any kinds."""
+"""The report of a function of several steps is the sum of the reports of its steps, of any kinds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[Callable[..., RunReport], dict[str, Any]]] = {
 
 
 def reported(kind: str, words: int, flops: int = 0, **others: Any) -> Any:
-    """Return the report on rank 1 of a run of two schedules of so many words, as many bytes, and flops."""
+    """Return the report of rank 1 of a run of two schedules, each with these words, as many bytes, and these flops."""
     schedule = SimpleNamespace(
         traffic=lambda rank: Traffic(words_received=words * rank, messages_received=1),
         extra_bytes=lambda rank: words * rank,
@@ -58,7 +58,7 @@ def reported(kind: str, words: int, flops: int = 0, **others: Any) -> Any:
 
 
 def result_of(*steps: RunReport, **changes: Any) -> Any:
-    """Return the report of a function of these steps."""
+    """Return the report of a function with these steps."""
     done = Steps(**changes)
     for step in steps:
         done.did(SimpleNamespace(later_report=step))
@@ -95,7 +95,7 @@ def test_a_sequence_that_has_a_product() -> None:
         assert total.grid == ((3, 2) if factors in steps else (2, 3)) and total.moves == (move,)
         assert total.counted.words_received == 2 * sum(x.extra_bytes for x in steps) and total.as_predicted
         assert total.flops == sum(x.flops for x in steps if x is not move) and total.extra_bytes == 90
-        assert total.compute_seconds == 2.0 * (len(steps) - 1)  # redistributions have none
+        assert total.compute_seconds == 2.0 * (len(steps) - 1)  # except the redistribution
         assert f"Solution by {total.algorithm}, float64, on a {total.grid[0]} x" in total.title
         assert result_of(total, product, what="More").counted == Traffic() + total.counted + product.counted
 

@@ -1,4 +1,4 @@
-"""Numbers and tables for readers."""
+"""Texts of numbers and tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_terminal_shows_names_and_does_not_obey_them(capsys: pytest.CaptureFix
 
 
 def test_output_of_commands_is_printable() -> None:
-    """By `echo`, or by a function that calls `printable`."""
+    """Modules that print call `echo` or `printable`, which make any text printable."""
     package = Path(module.__file__).parents[1]
     for path in {*package.rglob("*.py"), *(package / "io").rglob("*.py"), *(package / "grids").rglob("*.py")}:
         source = path.read_text()
@@ -32,7 +32,7 @@ def test_output_of_commands_is_printable() -> None:
             continue
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print", "os.write"):
-                of_user = path.name == "report.py"  # `Report.print()`, which the program of a user calls
+                of_user = path.name == "report.py"  # `Report.print()` is called by programs of users
                 no_name = ast.unparse(node).startswith("os.write(self._tells")
                 assert of_user or no_name or "printable" in source, f"{path}:{node.lineno}"
 
@@ -42,7 +42,7 @@ def test_output_of_commands_is_printable() -> None:
     [
         (in_seconds, (0, 3e-10, 1.2e-5, 3.4e-3, 1.2, -1.2, 84.4), "0 s, 0.30 ns, 12 us, 3.4 ms, 1.2 s, -1.2 s, 84 s"),
         (in_seconds, (119.4, 1060, 7200, 3 * 86400, 4e9), "119 s, 18 min, 2.0 h, 3.0 days, 46296 days"),
-        (in_seconds, (9.96e-6, 0.99996), "10 us, 1.0 s"),  # rounding adds no digit, and changes to the next unit
+        (in_seconds, (9.96e-6, 0.99996), "10 us, 1.0 s"),  # rounded up to the next unit
         (in_words, (0, 0.6, 3072, 9999.4), "0 words, 1 word, 3072 words, 9999 words"),
         (in_words, (9999.6, 999_960, 604e6, 3e21), "10.0 k words, 1.00 M words, 604 M words, 3000 E words"),
         (in_rate, (0, 0.5, 950, 2_000), "0 FLOP/s, 0.50 FLOP/s, 950 FLOP/s, 2.0 kFLOP/s"),
@@ -61,7 +61,7 @@ def test_nan_and_infinity_are_printed() -> None:
 
 
 def test_tables() -> None:
-    """Words are left-aligned and figures right-aligned; rich's markup and emoji are not interpreted, no line is cut."""
+    """Text is aligned left, numbers right; rich does not interpret markup and emoji, and cuts no line."""
     table = Table(("name", "seconds"), [("a", "1.5"), ("longer", "12.25")], words=("name",), title="times")
     assert str(table).splitlines() == ["times", "name    seconds", "a           1.5", "longer    12.25"]
     cell = f"[bold]1[/bold] :heart: {'x' * 500}"

@@ -1,4 +1,4 @@
-"""Products in tiles as values: every product once, repeated reads, and the memory limit."""
+"""Tilings of products of files: each part is multiplied once; reads and memory are as planned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ A, B = Operand(8, 8), Operand(4, 8)
 def test_chosen_tilings_fit_the_memory(
     mnk: tuple[int, int, int], grid: tuple[int, int], rows: int, cols: int, turned: bool, more: int
 ) -> None:
-    """On each rank, by the layouts of the tiles, and chunks are not cut if they fit."""
+    """Chosen tilings fit the memory of each rank, given the layouts of tiles, and do not cut chunks that fit."""
     chunk = 8 * rows * cols
     a, b = Operand(8, 8, (rows, cols), turned, chunk), Operand(8, 8, (cols, rows), not turned, chunk)
     memory = (1 << 22) + more
@@ -55,12 +55,12 @@ def test_chosen_tilings_fit_the_memory(
 
 
 def test_the_order_reads_little_more_than_the_bound() -> None:
-    """With much memory each element once; with little, as Hong and Kung's bound, minus the memory of panels."""
+    """With much memory each element is read once; with little, reads are near Hong and Kung's bound."""
     n = 30_000
     for ranks, memory, most in (((1, 2), 35, 1.0), ((8, 8), 30, 1.0), ((1, 2), 30, 1.5), ((2, 2), 26, 1.9)):
         found = fitting(Tiling((n, n, n), ranks, Operand(8, 8), Operand(8, 8), 8, 8, 0), 1 << memory)
         assert 1 <= (found.bytes_read + found.bytes_written) / found.bound(1 << memory) <= most, (memory, found)
-    # if A and B fit one panel in the inner dimension, A's panels stay in memory, and are read once
+    # if one panel has all inner indices, panels of A stay in memory, and are read once
     thin = fitting(Tiling((100_000, 100_000, 500), (2, 2), Operand(8, 8), Operand(8, 8), 8, 8, 0), 1 << 27)
     assert thin.counts[2] == 1 and thin.loads[0] == thin.counts[0]
 
@@ -68,7 +68,7 @@ def test_the_order_reads_little_more_than_the_bound() -> None:
 @pytest.mark.parametrize("mnk", [(10**5,) * 3, (10**12,) * 3, (10**9, 7, 10**12)], ids=str)
 @pytest.mark.parametrize("memory", [1 << 20, 10 << 30])
 def test_few_tilings_are_looked_at(mnk: tuple[int, int, int], memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their number does not grow with the product: many thousands are considered as one."""
+    """The number of tilings that the search constructs does not grow with the product."""
     made, plain = [], Tiling.__init__
 
     def counted(self: Tiling, *fields: Any, **named: Any) -> None:
@@ -117,7 +117,7 @@ def test_chunks_that_do_not_fit_are_read_in_parts() -> None:
     ],
 )
 def test_each_product_is_done_once_by_one_job_or_two(mnk: tuple[int, int, int], counts: tuple[int, int, int]) -> None:
-    """The first job ends after any step; the second reads and writes as planned, and resumes the sums of one tile."""
+    """A first job ends after any step; a second reads and writes as planned, and resumes the sums of one tile."""
     whole = Tiling(mnk, (2, 1), A, B, 4, 8, 2, counts)
     steps = list(whole.steps())
     assert whole.steps_of_all == whole.count == len(steps) and whole.numbers == tuple(map(len, whole.cuts))
@@ -125,7 +125,7 @@ def test_each_product_is_done_once_by_one_job_or_two(mnk: tuple[int, int, int], 
     for end in range(min(30, len(steps)) + 1):
         rest = replace(whole, done=end)
         done, read, written = np.zeros(mnk, int), 0, 0
-        there: list[Any] = [None, None]  # the panels of A and B in memory
+        there: list[Any] = [None, None]  # panels of A and B in memory
         for step in steps[:end]:
             done[slice(*step.rows), slice(*step.cols), slice(*step.inner)] += 1
         for rows, cols in rest.finished:
@@ -145,7 +145,7 @@ def test_each_product_is_done_once_by_one_job_or_two(mnk: tuple[int, int, int], 
             for x, panel in enumerate(((step.rows, step.inner), (step.inner, step.cols))):
                 assert step.reads[x] == (panel != there[x] and mnk[2] > 0)
                 there[x] = panel
-            assert step.first == complete == (not done[where[:2]].any() and complete)  # one tile after another
+            assert step.first == complete == (not done[where[:2]].any() and complete)  # one tile at a time
             complete = step.last
             done[where] += 1
             read += step.reads[0] * 8 * (r1 - r0) * (k1 - k0) + step.reads[1] * 4 * (k1 - k0) * (c1 - c0)
@@ -156,7 +156,7 @@ def test_each_product_is_done_once_by_one_job_or_two(mnk: tuple[int, int, int], 
 
 @pytest.mark.parametrize("shape", [(5000, 300), (300, 4000), (777, 790)])
 def test_plans_of_singular_values_read_each_row_once_and_fit(shape: tuple[int, int]) -> None:
-    """Panels begin where the layout of the ranks repeats; for more memory wider blocks, finally triangles."""
+    """Plans read panels of equal numbers of rows; more memory means wider blocks, and finally triangles."""
     tall = max(shape), min(shape)
     for ranks in (1, 3, 16):
         for operand in (Operand(8, 8), Operand(4, 8, (50, 30), False, 6000)):

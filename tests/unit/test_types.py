@@ -1,4 +1,4 @@
-"""Type checks of users' scripts: no error for a correct one, and one at the line of each mistake."""
+"""Type checks of users' scripts: no errors in a correct script, and an error in each line with a mistake."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ A.shap  # wrong
 
 def parameters(function: Any) -> dict[str, inspect.Parameter]:
     found = dict(inspect.signature(function).parameters)
-    del found[next(iter(found))]  # the matrix, or its shape
+    del found[next(iter(found))]  # without the first, the matrix or its shape
     return found
 
 

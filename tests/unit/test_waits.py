@@ -22,16 +22,17 @@ PACKAGE = Path(waits.__file__).parents[1]
 REQUESTS = {"Wait", "Waitall", "Waitany", "Waitsome", "Allocate_shared", "Agree", "Shrink", "Ibarrier"}
 MAKERS = {"Dup", "Split", "Split_type", "Sub", "Create_cart", "Create_group", "Shrink"}
 NO_WAIT = {
-    "instrument/recorder.py",  # a recorded wait of a request for others
-    *("transport/movers/reduce.py", "transport/movers/pull.py"),  # likewise
-    *("transport/movers/nccl.py", "transport/panels/task.py", "devices/cuda_nccl.py", "devices/streams.py"),  # events
+    # `Wait` methods of requests: their callers are checked
+    *("instrument/recorder.py", "transport/movers/reduce.py", "transport/movers/pull.py"),
+    # they wait for events of the device
+    *("transport/movers/nccl.py", "transport/panels/task.py", "devices/cuda_nccl.py", "devices/streams.py"),
 }
 CALLERS_OWN = {"resilience/survivors.py", "tools/studies/run.py", "support/watchdog.py"}
 
 
 @cache
 def calls() -> list[tuple[str, ast.Call, list[ast.AST]]]:
-    """Return each call of a method in the package: its module, the call, and the nodes around it, the inner last."""
+    """Return each method call in the package: module, call, and the nodes around it, from the outermost."""
 
     def inside(node: ast.AST, above: list[ast.AST]) -> Iterator[tuple[ast.Call, list[ast.AST]]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -53,8 +54,8 @@ def test_the_watchdog_sees_waits_for_requests() -> None:
         name = call.func.attr  # type: ignore[attr-defined]
         if name not in REQUESTS or module in NO_WAIT:
             continue
-        if not ast.unparse(call.func).startswith("CollectiveRun("):  # its waits are visible
-            assert in_block(above, "Wait("), f"{module}:{call.lineno} waits, and the watchdog does not see it"
+        if not ast.unparse(call.func).startswith("CollectiveRun("):  # it contains `with Wait()`
+            assert in_block(above, "Wait("), f"{module}:{call.lineno} waits for other ranks outside of `with Wait()`"
             seen.add(name)
     assert seen >= REQUESTS - {"Waitsome"}
 
@@ -65,7 +66,7 @@ def test_the_watchdog_sees_files_being_opened_and_closed() -> None:
     assert any("file = opening()" in x for x in waiting) and any("closing(file)" in x for x in waiting)
     opens = ((module, call.func) for module, call, _ in calls() if call.func.attr == "Open")  # type: ignore[attr-defined]
     opened = {module for module, name in opens if ast.unparse(name) == "MPI.File.Open"}
-    assert opened == {"io/dataset_access.py"}  # as in `open_on_all`
+    assert opened == {"io/dataset_access.py"}  # in `open_on_all`
 
 
 def test_blocking_calls_of_new_communicators_are_waits() -> None:
@@ -109,7 +110,7 @@ def test_blocking_calls_are_waits() -> None:
 
 
 def test_stillness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work and new waits are progress, and so are files; time in which the process is stopped does not count."""
+    """The seconds without progress: work, new waits and file accesses are progress; stopped time does not count."""
     clock = {"monotonic": 0.0, "process_time": 0.0, "_blocks": 0}
     for name in clock:
         monkeypatch.setattr(f"pdgemm.support.waits.{name}", lambda name=name: clock[name])
@@ -135,7 +136,7 @@ def test_the_state_of_another_process() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         try:
             while not process(namespace(), child.pid)[1]:
-                pass  # until it has computed
+                pass  # wait until the child has used its processor
             os.kill(child.pid, signal.SIGSTOP)
             os.waitpid(child.pid, os.WUNTRACED)
             state, used = process(namespace(), child.pid)

@@ -1,1 +1,1 @@
-"""Rows, columns and elements by a key, copied in any order and assigned (`selection`); rows by group (`routing`)."""
+"""Indexing: rows, columns and elements are copied or assigned (`selection`); rows are sent by group (`routing`)."""

@@ -1,4 +1,7 @@
-"""Routing: rows of a matrix are sent to the ranks that own the rows' groups, and results are sent back."""
+"""Routing: rows of a matrix are sent to the ranks that own the rows' groups, and results are sent back.
+
+In a mixture of experts, a row is a token, and its group is the expert that processes it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.redistribution import transfer_ways
-from pdgemm.devices.streams import recorder_of
+from pdgemm.algorithms.redistribution import timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, identity, merged
-from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.instrument.run_report import RunReport, report_of_move
 from pdgemm.local.arrays import device as devices
@@ -29,7 +30,7 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.exchanges.routed_rows import RoutedRows, plan_routed
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
+from pdgemm.transport.packed_exchange import ExchangeBuffers, repeated_if_unmapped
 
 Owners = Batch | Sequence[int] | np.ndarray
 
@@ -42,7 +43,7 @@ def plan_grouped(X: DistMatrix, groups: Any, owner: Owners) -> Routing:
              holds; -1 for none.  Ranks that hold the same rows pass the same groups.
     owner  : a Batch, or an integer array that is the same on all ranks: the rank that owns each group.
 
-    Cost: 4mk bytes to every rank in one all-gather; memory for about 50mk bytes on every rank.
+    Cost: every rank receives 4mk bytes, in one all-gather; memory for about 50mk bytes on every rank.
     Raises LayoutError, DTypeError, GridError or ArgumentError on every rank.
     """
     comm = communicator(X=X)
@@ -72,7 +73,7 @@ def checked_owners(owner: Owners, X: DistMatrix) -> np.ndarray:
         owner = owner.owner
     owners = np.asarray(owner)
     if owners.ndim != 1 or not np.isin(owners, range(comm.size)).all():
-        raise LayoutError(f"owner is one of {comm.size} ranks for each group, got {owner}")
+        raise LayoutError(f"owner must be a list of ranks below {comm.size}, one for each group; got {owner}")
     return owners.astype(np.intp)
 
 
@@ -83,10 +84,10 @@ def _checked_groups(groups: Any, X: DistMatrix, number: int) -> np.ndarray:
     if mine.ndim not in (1, 2) or len(mine) != rows or 0 in mine.shape[1:]:
         raise LayoutError(f"groups must have shape ({rows},) or ({rows}, k) {where}, got {mine.shape}")
     if mine.dtype.kind not in "iu" and mine.size:
-        raise DTypeError(f"groups are integers {where}, got {mine.dtype}")
+        raise DTypeError(f"groups must be integers {where}, got {mine.dtype}")
     outside = mine[(mine < -1) | (mine >= number)]
     if outside.size:
-        raise ArgumentError(f"groups are 0 to {number - 1}, or -1 for none, {where}, got {outside[0]}")
+        raise ArgumentError(f"groups must be 0 to {number - 1}, or -1 for none, {where}, got {outside[0]}")
     return (mine if mine.ndim == 2 else mine[:, None]).astype(np.int32)
 
 
@@ -94,15 +95,15 @@ class Routing:
     """The assignment of rows to groups, and the exchanges of the rows with the groups' owners; see `plan_grouped`.
 
     sizes   : (groups), the number of rows of each group.   owner : (groups), the rank of each group.
-    rows    : the number of rows that have groups.   choices : the number k of groups of each row.
+    rows    : the number m of rows of the matrix.   choices : the number k of groups of each row.
 
-    The rows of a group are on its owner, in the order of the matrix.  With k > 1 a result has mk rows:
+    The owner of a group receives its rows in the order of the matrix.  With k > 1 a result has mk rows:
     row ik + j belongs to the j-th group of row i.  In the default layout these k rows are on the rank of row i.
     A routing may be used any number of times, as in forward and backward passes; it caches its planned exchanges.
     """
 
     def __init__(self, X: DistMatrix, groups: np.ndarray, owner: np.ndarray) -> None:
-        """Make the routing of groups (m, k) that are the same on all ranks.  Local; `plan_grouped` checks."""
+        """Make the routing from all groups (m, k), equal on all ranks.  Local; `plan_grouped` has checked them."""
         self.grid, self.owner, (self.rows, self.choices) = X.grid, owner, groups.shape
         self._layout, numbers = X.distribution, groups.ravel()
         turn = np.argsort(np.argsort(owner, kind="stable"))  # the place of each group: the groups of rank 0 are first
@@ -159,14 +160,15 @@ class Routing:
     def to_rows(
         self, batch: Batch, Y: DistMatrix | None = None, *, beta: complex = 0, check: bool = True
     ) -> DistMatrix:
-        """Compute Y := R + beta Y, where R has the rows of the groups in their places.  Collective over the grid.
+        """Compute Y := R + beta Y: the j-th group of row i returns row ik + j of R.  Collective over the grid.
 
         batch : item g is (sizes[g], n), on the owner of g.
         Y     : DistMatrix (mk, n) in any layout over the same ranks, overwritten; not read if beta is 0.  Rows without
-                a group become beta Y.  None: Y is allocated, its rows on the ranks of the rows of the matrix that
-                `plan_grouped` was called with.
+                a group become beta Y.  None: Y is allocated; its row ik + j is on the ranks of row i of the
+                matrix that `plan_grouped` was called with.
 
-        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`, and a copy of unequal items.
+        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`; items that are not
+        one array on the host are copied first.
         """
         start, comm, new_result = perf_counter(), self.grid.comm, Y is None
         with together(comm, check) as arguments:
@@ -186,11 +188,11 @@ class Routing:
         """Allocate an array for the rows of all groups of this rank, where other ranks can read it.  Local."""
         shape = self.counts[self.grid.rank], width
         if device is None and self.grid.memory.alone:
-            return devices.own_memory(device).empty(shape, dtype)  # often memory that was freed, and is mapped
+            return devices.own_memory(device).empty(shape, dtype)  # it reuses freed memory, whose pages are mapped
         return new_array(shape, dtype, "C", self.grid, device)
 
     def new_result(self, width: int, dtype: np.dtype, device: Device | None) -> DistMatrix:
-        """Allocate a result (mk, width), whose rows are on the ranks of the matrix that was routed.  Local."""
+        """Allocate a result (mk, width): row ik + j is on the ranks of row i of the routed matrix.  Local."""
         rows, k = self._layout.rows, self.choices
         rows = BlockCyclic(rows.n * k, rows.block * k, rows.parts, rows.source, rows.skip * k)
         layout = Distribution(rows, self._layout.cols.resized(width))
@@ -210,7 +212,10 @@ class Routing:
         return Batch(items, shapes, self.owner, rows.dtype, self.grid.comm, devices.of(rows))
 
     def transfer_to(self, Y: DistMatrix, rows: Array, beta: Any, new_result: bool, check: bool) -> RoutedTransfer:
-        """Return the transfer Y := R + beta Y of an array of `new_rows`.  Collective.   new_result : Y is new."""
+        """Return the transfer Y := R + beta Y, where `rows` (from `new_rows`) holds this rank's groups.  Collective.
+
+        new_result : Y was allocated for this transfer.
+        """
         shared = all_shared(rows, self.grid)
         with together(self.grid.comm, check) as arguments:
             transfer = RoutedTransfer(self, Y, rows, False, shared, beta)
@@ -220,14 +225,15 @@ class Routing:
         return transfer
 
     def plan(self, X: DistMatrix, inward: bool, shared: bool, copies_only: bool, dtype: np.dtype) -> RoutedRows:
-        """Return the exchange of the rows of X, to the groups or back, as a value.  Local.
+        """Return the plan of the exchange of the rows of X: to the groups (`inward`), or back.  Local.
 
-        shared : the ranks can read each other's source.   dtype : the type of the rows of groups.
+        shared : ranks can read each other's source arrays.   copies_only : beta is 0.
+        dtype : the type of the groups' rows.
         """
         pairs = self._pairs.get((X.shape[0], inward))
         if pairs is None:
             rows = " or ".join(str(m) for m in {self.rows * (1 if inward else self.choices), self.rows * self.choices})
-            raise LayoutError(f"{'X' if inward else 'Y'} has {rows} rows, got {X.distribution} on a {X.grid} grid")
+            raise LayoutError(f"{'X' if inward else 'Y'} needs {rows} rows, got {X.distribution} on a {X.grid} grid")
         ways = transfer_ways(devices.of(X.stored), self.grid, shared, X.mpi_addressable)
         key = X.layout_in(self.grid), inward, pairs, copies_only, dtype, ways
         if key not in self._plans:
@@ -249,14 +255,14 @@ class Routing:
 
     def _check_batch(self, batch: Any) -> None:
         if not isinstance(batch, Batch):
-            raise DTypeError(f"the rows of groups are a Batch, got {type(batch).__name__}")
+            raise DTypeError(f"batch must be a Batch, got {type(batch).__name__}")
         if not np.array_equal(batch.owner, self.owner) or not np.array_equal(batch.shapes[:, 0], self.sizes):
             raise LayoutError(f"the owners and the rows of {batch!r} do not match the groups of {self!r}")
         if len({*batch.shapes[:, 1].tolist()}) > 1:
             raise LayoutError(f"the rows of all groups must have the same length, got {batch!r}")
 
     def _rows_of(self, batch: Batch, width: int) -> Array:
-        """Return the items of a batch as one array: a view of a stack on the host, or a copy."""
+        """Return the items of a batch as one array: a view if they are one array on the host, else a copy."""
         items = batch.items
         if isinstance(items, np.ndarray) and items.flags.c_contiguous:
             return items.reshape(-1, width) if items.size else items.reshape(self.counts[self.grid.rank], width)
@@ -276,12 +282,13 @@ class Routing:
 class RoutedTransfer:
     """A planned exchange of rows, with its buffers: to the groups, or back as Y := R + beta Y.
 
-    X : the matrix.   rows : the array of this rank's groups, by `Routing.new_rows`.   shared : as in `Routing.plan`.
+    X : the matrix.   rows : the rows of this rank's groups, from `Routing.new_rows`.   shared : as in `Routing.plan`.
     """
 
     def __init__(self, routing: Routing, X: DistMatrix, rows: Array, inward: bool, shared: bool, beta: Any = 0) -> None:
         if devices.of(X.stored) is not devices.of(rows):
-            raise DeviceError(f"a matrix on {X.device} and rows on {devices.name_of(rows)}: copy one with to_device")
+            where = devices.name_of(rows)
+            raise DeviceError(f"the matrix is on {X.device}, rows of groups are on {where}: copy one with to_device")
         if not inward:
             check_result("Y", X, {})
             beta = as_scalar(beta, X.dtype, "beta")
@@ -294,16 +301,15 @@ class RoutedTransfer:
         self._buffers = ExchangeBuffers(self.plan, routing.grid.rank, devices.of(rows))
 
     def __call__(self) -> Recorder:
-        """Carry out the exchange, and return its counts.  Collective; all ranks have the same plan."""
+        """Carry out the exchange; return the recorder of words and seconds.  Collective."""
         plan, buffers, grid, rows, X = self.plan, self._buffers, self._routing.grid, self._rows, self._matrix
-        recorder = recorder_of(rows)
-        recorder.hold(buffers.nbytes + rows.nbytes)
-        source, target = (X.stored, rows) if plan.inward else (rows, X.stored)
-        kept = kept_if_it_fails(buffers, source, target)
-        with np.errstate(all="ignore"), kept, spans.timed("redistribute", target.nbytes):
-            exchange(1, source, self.beta, target, plan, buffers, grid, recorder)
+
+        def scale_others(recorder: Recorder) -> None:
             if not plan.inward:
                 with recorder.phase("pack"):
                     self._routing.scale_others(X, self.beta)
-            recorder.finish()
+
+        source, target = (X.stored, rows) if plan.inward else (rows, X.stored)
+        recorder = timed_exchange("redistribute", 1, source, self.beta, target, plan, buffers, grid, scale_others)
+        recorder.hold(rows.nbytes)
         return recorder

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import move_report, transfer_ways
-from pdgemm.devices.streams import recorder_of
+from pdgemm.algorithms.redistribution import move_report, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, merged
-from pdgemm.instrument import spans
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type
@@ -28,7 +26,7 @@ from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import check_not_freed, described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
+from pdgemm.transport.packed_exchange import ExchangeBuffers, repeated_if_unmapped
 
 Indices = Any  # a list, array, mask, slice or range; None for all
 
@@ -37,8 +35,8 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     """Return a new matrix of some rows and columns of A, in the order of the indices, as A[rows] does.  Collective.
 
     A    : DistMatrix (m, n), or a view.
-    rows, cols : a list or array of indices, which may repeat and count from the end; a mask, a 1-D array of m (n) truth
-           values; a slice of any step, or a range; None for all.  The same on every rank.
+    rows, cols : a list or array of indices, which may repeat, or be negative as in NumPy; a mask, a 1-D array of m (n)
+           truth values; a slice of any step, or a range; None for all.  The same on every rank.
 
     The result is a copy and not a view, also for a slice, with the grid, the blocks and the type of A; `.report` has
     the words that were sent.
@@ -72,7 +70,7 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 @repeated_if_unmapped
 def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
-    """Copy the elements of these pairs of rows and of columns from X to Y, and set the report of Y.  Collective.
+    """Copy elements of X to Y, and set Y.report.  Collective.   pairs : indices in X and Y, of rows and of columns.
 
     X and Y share no memory.
     """
@@ -90,11 +88,7 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
         plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
         arguments += [name, plan.description]
         workspace = ExchangeBuffers(plan, comm.rank, where)
-    recorder = recorder_of(X.stored)
-    recorder.hold(workspace.nbytes)
-    with np.errstate(all="ignore"), kept_if_it_fails(workspace, X.stored, Y.stored), spans.timed(name, Y.stored.nbytes):
-        exchange(1, X.stored, 0, Y.stored, plan, workspace, grid, recorder)
-        recorder.finish()
+    recorder = timed_exchange(name, 1, X.stored, 0, Y.stored, plan, workspace, grid)
     Y.report = move_report("A", plan, grid, recorder, perf_counter() - start)
 
 
@@ -106,7 +100,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             an array of truth values (m, n), with a number as value.  The same on every rank.
     value : a number; an array that is the same on every rank; or a DistMatrix of any layout over the same ranks, of a
             type that A can hold.  Broadcast as in NumPy.  If a key names a row or column twice, the last value stays.
-            A matrix that shares memory with A is copied first, so that it is read as it was.
+            A matrix that shares memory with A is copied first, so that its old elements are assigned.
 
     Cost per rank: for a number or an array, nothing is sent; for a matrix, each element that changes its rank is sent
     once, in one exchange; a matrix that is broadcast to a larger shape is first gathered on every rank.
@@ -157,7 +151,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
 
 
 def _value_description(value: Any, dtype: np.dtype) -> list[object]:
-    """Return the description of a value in messages.  Raises DTypeError or another error if no element can hold it."""
+    """Return the description of a value in messages.  Raises DTypeError or another error if A's type cannot hold it."""
     if isinstance(value, DistMatrix):
         return ["to a matrix"]
     if not isinstance(value, np.ndarray):
@@ -175,7 +169,7 @@ def _number(value: Any, dtype: np.dtype) -> Any:
 
 
 def _mask(key: Any, shape: tuple[int, int]) -> Any:
-    """Return the key if it is a mask of all elements, a matrix or an array; else None.  Raises LayoutError."""
+    """Return the key if it is a mask (a matrix or a 2-D array), else None.  Raises LayoutError if it does not fit."""
     if not isinstance(key, (DistMatrix, np.ndarray)) or key.ndim != 2:
         return None
     if key.dtype != bool or key.shape != shape:
@@ -184,7 +178,7 @@ def _mask(key: Any, shape: tuple[int, int]) -> Any:
 
 
 def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
-    """Return a value in two dimensions that can be broadcast to these rows and columns.  Raises LayoutError."""
+    """Return a value as a 2-D array or matrix that can be broadcast to these rows and columns.  Raises LayoutError."""
     whole = tuple(len(x.indices) for x in places)
     what = value.distribution if isinstance(value, DistMatrix) else f"an array of shape {value.shape}"
     if not isinstance(value, DistMatrix):
@@ -199,7 +193,7 @@ def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
 
 
 def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
-    """Set elements of this rank to a number, or to this rank's part of an array of two dimensions.  Local."""
+    """Set this rank's elements of A[rows, cols] to a number, or to its part of a 2-D array.  Local."""
     i, j = A.grid.coords
     (down, from_rows), (across, from_cols) = (
         _places(dim, x.indices, part)
@@ -234,7 +228,7 @@ def _set_under_mask(x: Array, where: Array, number: Any) -> None:
 
 
 def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
-    """Return the local indices of all `indices` that `part` owns, and their positions in `indices`."""
+    """Return the local indices of the `indices` that grid row or column `part` owns, and their places in `indices`."""
     if isinstance(indices, range):
         window = dim.window(indices.start, indices.stop)
         return dim.local_window(indices.start, indices.stop, part), window.indices(part)

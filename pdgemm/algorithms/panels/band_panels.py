@@ -22,15 +22,15 @@ from pdgemm.transport.panels.task import Task
 
 
 class BandReduction(PanelAlgorithm[BandSchedule]):
-    """Overwrites the lower triangle of a Hermitian A (n, n) with that of Q^H A Q, a band.
+    """Overwrites the lower triangle of a Hermitian A (n, n) with that of the band matrix B = Q^H A Q, of bandwidth b.
 
     Only the lower triangle is read; above the diagonal, A is overwritten.  Below the band, the reflectors are stored:
     Q = (I - V_1 T_1 V_1^H) (I - V_2 T_2 V_2^H) ..., where V_k is unit lower trapezoidal from row (k+1)b on, and is
     stored without its unit diagonal.
 
-    tau : n numbers, overwritten; the first of them are the diagonals of all T.
+    tau : (n,), overwritten: its first elements are the diagonals of T_1, T_2, ...
 
-    Cost per rank for P ranks: 4/3 n^3/P flops and 5 n^2 b; 3/2 n^2 words in.
+    Cost per rank for P ranks: 4/3 n^3/P + 5 n^2 b flops; 3/2 n^2 words in.
     Error: |A - Q B Q^H| <= c n^{3/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
     """
 
@@ -73,7 +73,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
         return X
 
     def _multiply(self, panel: Panel, V: np.ndarray, Y: np.ndarray) -> None:
-        """Y := this rank's addends of A V: elements below the diagonal are used twice, as a_ij and as a_ji."""
+        """Y := this rank's terms of A V: elements below the diagonal are used twice, as a_ij and as a_ji."""
         of_rows, of_cols, w = self._global_rows(panel), self._global_cols(panel), V.shape[1]
         V_rows, Y_rows = self._buffers("of rows", len(of_rows), w)
         V_cols, Y_cols = self._buffers("of columns", len(of_cols), w)
@@ -94,7 +94,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
         Y[of_cols] += Y_cols.conj()
 
     def _below(self, tile: np.ndarray, rows: np.ndarray, cols: np.ndarray, offset: int) -> np.ndarray:
-        """Return a copy of a tile with zeros above the diagonal of A, or from it on where offset is -1."""
+        """Return a copy of a tile with zeros above the diagonal of A; if offset is -1, also on the diagonal."""
         buffer = self._task.workspace["tile"]
         copy = buffer[: tile.size].reshape(tile.shape) if tile.size <= buffer.size else np.empty_like(tile)
         np.copyto(copy, tile)
@@ -117,7 +117,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
                 gemm_accumulate(-1, L[r], R[c].T, 1, self._A[here])
 
     def _tiles(self, panel: Panel) -> list[tuple[Window, Window]]:
-        """Return the tiles on and below the diagonal behind a panel: in indices behind the panel, and in local ones."""
+        """Return each tile of the trailing lower triangle: its slices in the trailing and in the whole local array."""
         (i, j), plan = self._task.grid.coords, self._plan
         down, right = self._rows.below(panel.stop, i), self._cols.below(panel.stop, j)
         tiles = lower_tiles(self._rows, self._cols, (i, j), panel.stop, plan.n, SMALLEST)
@@ -130,7 +130,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
         return self._task.workspace[name][: 2 * height * width].reshape(2, height, width)
 
     def _global_rows(self, panel: Panel) -> np.ndarray:
-        """Return the indices, counted from the panel's end, of this rank's rows behind a panel."""
+        """Return the global indices, counted from the panel's end, of this rank's rows below it."""
         return indices_between(self._rows, panel.stop, self._plan.n, self._task.grid.coords[0])
 
     def _global_cols(self, panel: Panel) -> np.ndarray:
@@ -140,7 +140,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
 class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
     """Overwrites A (m, n), m >= n, with Q^H A P, an upper band; elements outside of the band are not meaningful.
 
-    Cost per rank for P ranks: (4 m n^2 - 4/3 n^3)/P flops, and 4 m n b that all ranks do.
+    Cost per rank for P ranks: (4 m n^2 - 4/3 n^3)/P flops, and 4 m n b flops that all ranks repeat.
     Error: |A - Q B P^H| <= c m n^{1/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
     """
 
@@ -149,9 +149,9 @@ class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
             self._reflect(side)
 
     def _reflect(self, side: OneSide) -> None:
-        """Factor the columns of X in a panel into (I - V T V^H) R, and subtract V T^H V^H X from the columns behind.
+        """Factor the columns of X in a panel into (I - V T V^H) R, and subtract V T^H V^H X from later columns of X.
 
-        X is A, or A^T where the rows of A in a panel are factored.
+        X is A, or A^T to factor rows of A.
         """
         task, plan, (panel, transposed, start, k) = self._task, self._plan, side
         P = gathered_window(task, "A", plan.A, plan.gathering(side), *plan.factored(side), "C" if transposed else "F")
@@ -178,9 +178,9 @@ class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
 
 
 def factor_panel(task: Task[Any], P: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factor the first k columns of P into (I - V T V^H) R, apply its adjoint to the others; return V, R and T.
+    """Factor the first k columns of P into (I - V T V^H) R, multiply the others by (I - V T V^H)^H; return V, R, T.
 
-    V takes the place of the first k columns of P.  Where P has more columns than rows, R is not square.
+    V overwrites the first k columns of P.  Where P has more columns than rows, R is not square.
     """
     R, T = task.workspace["triangles"][: 2 * k * k].reshape(2, k, k).transpose(0, 2, 1)
     with task.computing():

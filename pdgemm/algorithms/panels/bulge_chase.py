@@ -22,7 +22,7 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
     """Reduces a band to tridiagonal form by chasing bulges; the result is in `bulges` of the first rank.
 
     bulges : the band, the same on every rank on entry.
-    reflections : overwritten with the reflections of this rank's tasks.
+    reflections : overwritten with the reflections of this rank's tasks; a task is one reflection of b rows (`Chase`).
 
     Cost: 6 n^2 b flops in all; about 6 n b^2 words between two neighbours.
     """
@@ -57,7 +57,7 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
             self._task.free(slot)
 
     def _carry_out(self, G: int, x: int, reflections: np.ndarray) -> None:
-        """Carry out the tasks of a tile, and store their reflections."""
+        """Carry out the tasks of tile (G, x) of `Chase`, and store their reflections."""
         at = 0
         for s, tasks in self._chase.part(G, x):
             last, own = self._last[s - G * self._chase.group], reflections[at : at + len(tasks)]
@@ -69,13 +69,13 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
         return self._bulges.AB[:, columns].reshape(-1, order="F")
 
     def _send(self, side: int, rank: int, *arrays: np.ndarray) -> None:
-        """Start to send a neighbour, on side 0 or 1, the arrays that it changes next."""
+        """Start to send arrays to the previous (side 0) or next (side 1) rank of the chase, which changes them next."""
         task, slot = self._task, self._slots[side]
         for tag, x in enumerate(arrays):
             slot.users += send(task.grid.comm, x.reshape(-1), self._ranks[rank], task.recorder, tag)
 
     def _receive(self, side: int, rank: int, *arrays: np.ndarray) -> None:
-        """Receive the arrays that a neighbour, on side 0 or 1, has changed; first wait for the last send to it."""
+        """Wait for the last send to the neighbour on this side; then receive the arrays that it has changed."""
         task = self._task
         slot = task.free(self._slots[side])
         for tag, x in enumerate(arrays):
@@ -86,7 +86,7 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
 class BackChase(PanelAlgorithm[BackChaseSchedule]):
     """Computes X := Q X, where Q is the product of all reflections of a `BulgeChase`, in blocks of 32 sweeps.
 
-    reflections : this rank's, from `BulgeChase`.   X : (n, k); each column is on one rank.
+    reflections : of this rank's tasks, as `BulgeChase` stored them.   X : (n, k); each column is on one rank.
 
     Cost: about 3 n^2 k flops on all ranks together; n^2/2 words in for each rank.
     """
@@ -112,7 +112,7 @@ class BackChase(PanelAlgorithm[BackChaseSchedule]):
     def _blocks(self, section: range, reflections: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield the first row, V and tau of each block of reflections, in the order in which they are applied.
 
-        A block has task t of all sweeps; each reflection begins one row below that of the previous sweep.
+        Block t has the reflections of task t of each sweep; each begins one row below that of the previous sweep.
         """
         chase, b, n = self._plan.chased.chase, self._plan.width, self._plan.chased.n
         first = section.start * chase.group
@@ -135,7 +135,7 @@ class BackChase(PanelAlgorithm[BackChaseSchedule]):
             yield start, V[t, :width, :height].T, tau[t, :width]
 
     def _reflect(self, first: int, V: np.ndarray, tau: np.ndarray) -> None:
-        """X := (I - V T V^H) X in the rows from the first on."""
+        """X := (I - V T V^H) X in the rows from `first` on."""
         (height, width), T = V.shape, np.zeros((len(tau), len(tau)), V.dtype, "F")
         call_lapack("larft", V.dtype, fortran_letter("F"), fortran_letter("C"), height, width, V, tau, T)
         reflect_rows(V, T, self._A[first : first + height], self._task.workspace["products"])

@@ -101,7 +101,7 @@ class Cholesky(PanelAlgorithm[CholeskySchedule]):
             self._task.update(left, of_right.T, A[r, c], conjugate_b=A.dtype.kind == "c")
 
     def _clear(self, panels: Sequence[Panel]) -> None:
-        """Set the elements above the diagonal blocks of panels that are complete to zero."""
+        """Set the elements above the diagonal blocks of complete panels to zero."""
         i, j = self._task.grid.coords
         for panel in panels:
             if j == panel.col:

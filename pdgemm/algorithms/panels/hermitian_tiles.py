@@ -1,4 +1,4 @@
-"""The elements of a Hermitian matrix on and below its diagonal on one rank: products with a vector, and updates."""
+"""One rank's elements of the lower triangle of a Hermitian matrix: products with a vector, and updates of rank 2 k."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pdgemm.transport.movers.panel_views import column_buffer
 class PairedColumns(NamedTuple):
     """Matrices V and W with interleaved columns, v_1, w_1, v_2, w_2, ..., so that one product reads both.
 
-    V W^H + W V^H is the product of these columns and the adjoint of w_1, v_1, w_2, v_2, ...
-    X : (m, 2 w), column-major.
+    V W^H + W V^H = [v_1 w_1 v_2 w_2 ...] [w_1 v_1 w_2 v_2 ...]^H.
+    X : (m, 2 k), column-major, the interleaved columns.
     """
 
     X: np.ndarray
@@ -39,12 +39,12 @@ class PairedColumns(NamedTuple):
         return self.X[:, 2 * j + 1]
 
     def column(self, j: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        """Return these rows of column j of V W^H + W V^H, where V and W have only their first j columns."""
+        """Return these rows of column j of V W^H + W V^H, with the first j columns of V and W."""
         X = self.X[:, : 2 * j]
         return np.matmul(X[rows], _exchanged(X[j]).conj(), out=out)
 
     def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> np.ndarray:
-        """Return V W^H x + W V^H x, where V and W have only some of their columns."""
+        """Return V W^H x + W V^H x, with some columns of V and W."""
         X = self.X[:, 2 * columns.start : 2 * columns.stop]
         return np.matmul(X, _exchanged((x.conj() @ X).conj()), out=out)
 
@@ -56,14 +56,14 @@ class PairedColumns(NamedTuple):
 
 
 def _exchanged(row: np.ndarray) -> np.ndarray:
-    """Return a vector with neighbours exchanged."""
+    """Return x_2, x_1, x_4, x_3, ... for a vector x."""
     return row.reshape(-1, 2)[:, ::-1].reshape(-1)
 
 
 class PartOfTriangle(NamedTuple):
-    """A submatrix of A below its diagonal, or a Hermitian submatrix, of which only the lower triangle is read.
+    """A local submatrix from below the diagonal of A, or a Hermitian one, of which only the lower triangle is read.
 
-    rows, cols : the entries of vectors that belong to its rows and columns.
+    rows, cols : the entries of vectors that belong to the rows and columns of the submatrix.
     """
 
     A: np.ndarray
@@ -75,7 +75,7 @@ class PartOfTriangle(NamedTuple):
 class HermitianTiles:
     """This rank's elements on and below the diagonal of A.  Local.
 
-    A : the local array; its rows and columns are reordered class by class, until `reorder` restores their order.
+    A : the local array; its rows and columns are ordered by class (`TridiagonalSchedule`), until `reorder(back=True)`.
     """
 
     def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int]) -> None:
@@ -92,7 +92,7 @@ class HermitianTiles:
                 x[some] = x[some, order]
 
     def _parts(self, panel: Panel, start: int) -> Iterator[PartOfTriangle]:
-        """Yield the parts in rows and columns from `start` on; parts below the diagonal have one block of columns."""
+        """Yield the submatrices from row and column `start` on; if not Hermitian, with one block of columns each."""
         by_class, b = self._plan.by_class, self._plan.by_class.block
         for c, cols in self._cols.items():
             first = by_class.below(start, c)
@@ -109,14 +109,14 @@ class HermitianTiles:
                     yield self._part(panel, (r, c), slice(rows.start + top, rows.stop), block)
 
     def _part(self, panel: Panel, classes: tuple[int, int], rows: slice, cols: slice) -> PartOfTriangle:
-        """Return the part of A in these local rows and columns, which are of one class each."""
+        """Return the submatrix of these local rows, of class r, and columns, of class c."""
         (r, c), segments = classes, self._plan.segments[panel]
         down, right = self._rows[r].stop - segments[r].stop, self._cols[c].stop - segments[c].stop
         places = slice(rows.start - down, rows.stop - down), slice(cols.start - right, cols.stop - right)
         return PartOfTriangle(self._A[rows, cols], *places, r == c)
 
     def product(self, panel: Panel, v: np.ndarray, y: np.ndarray) -> Callable[[], None]:
-        """Return the function that computes y := this rank's part of A v, for these vectors, from the panel on.
+        """Return a function that computes y := this rank's terms of A v, in rows and columns from the panel's start.
 
         Each block of columns is read from memory once: while it is in cache, its adjoint is multiplied, too.
         """
@@ -138,7 +138,7 @@ class HermitianTiles:
         return multiply
 
     def update(self, panel: Panel, VW: PairedColumns, exchanged: np.ndarray) -> None:
-        """A := A - V W^H - W V^H behind a panel.   exchanged : the columns w_1, v_1, w_2, v_2, ..."""
+        """A := A - V W^H - W V^H in the trailing matrix.   exchanged : the columns w_1, v_1, w_2, v_2, ..."""
         for A, rows, cols, hermitian in self._parts(panel, panel.stop):
             if hermitian:
                 subtract_her2k(VW.V[rows], VW.W[rows], A)

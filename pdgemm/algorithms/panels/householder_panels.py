@@ -45,8 +45,8 @@ class Householder(PanelAlgorithm[HouseholderSchedule]):
 
     tau : if not None, V, without its unit diagonal, is stored below the diagonal of A, and the owner of the diagonal
         block of each panel writes the diagonal of T to tau.
-    order : if not None, the columns of each panel are exchanged such that |r_jj| descends, and the owner writes their
-        order to this array, counted from the panel's first column on.
+    order : if not None, the columns of each panel are exchanged such that |r_jj| descends, and that owner writes their
+        order to this array, as indices counted from the panel's first column.
 
     Cost per rank on Pr x Pc, m >= n: (2 m n^2 - 2/3 n^3)/(Pr Pc) flops for R, and as many for Q.
     Error: columnwise |A - Q R| <= gamma_{mn} |A|, for any A (Higham, Accuracy and Stability, 2002, 19.4).
@@ -141,7 +141,7 @@ class AppliedReflectors(PanelAlgorithm[ReflectorsSchedule]):
                 self._reflect(V, self._tau[columns], self._A[columns.start :])
 
     def _reflect(self, V: Array, tau: np.ndarray, X: Array) -> None:
-        """X := (I - V T V^H) X, where T^-1 = D^-1 + the upper triangle of V^H V: see `compact_qr`."""
+        """X := (I - V T V^H) X, where T^-1 = diag(tau)^-1 + the strict upper triangle of V^H V."""
         if not X.size:
             return
         G = np.empty((len(tau), len(tau)), V.dtype, "F")
@@ -154,9 +154,9 @@ class AppliedReflectors(PanelAlgorithm[ReflectorsSchedule]):
 class ChosenColumns:
     """The pivots that a factorisation has chosen, and host memory for choosing them.
 
-    tau : as for `Householder`.   p : the numbers of the columns of A, overwritten with their order on the grid's ranks.
-    sketch, rows : vectors for a sketch, and for rows of R.
-    chosen, drawn : the fields of `PivotedSchedule` that describe this run.
+    tau : as for `Householder`.   p : the column numbers of A, overwritten with their new order on all grid ranks.
+    sketch, rows : 1-D buffers for a sketch, and for rows of R.
+    chosen, drawn : filled during the run, for the fields of `PivotedSchedule` of these names.
     """
 
     tau: np.ndarray
@@ -170,15 +170,14 @@ class ChosenColumns:
 class PivotedHouseholder(Householder):
     """Overwrites A (m, n) with R and the reflectors of Q, where A P = Q R, as `Householder` with tau.
 
-    Y = G X, where X is the trailing matrix and G has normal random numbers.  The columns of Y have about the same
-    relative lengths as the columns of X, and the same distances to the span of other columns: LAPACK's geqp3 of Y
+    Y = G X is a sketch of the trailing matrix X, where G has normal random numbers.  The columns of Y have about the
+    same relative lengths as the columns of X, and the same distances to the span of other columns: LAPACK's geqp3 of Y
     chooses the columns of a panel, and geqp3 of the panel orders them.  If X P = Q [R11 R12; 0 X'] and
-    G X P = [Y1 Y2], then Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps times the sketch that
-    was drawn, so a new sketch is drawn where X' may be as small as sqrt(eps) times the trailing matrix from which that
-    one was drawn.
+    G X P = [Y1 Y2], then Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps |Y|, where Y was
+    drawn as G X.  So a new sketch is drawn if X' may be smaller than sqrt(eps) times that X.
 
-    Cost per rank on P ranks: that of `Householder`, and 2 m n b/P flops for each sketch, with b rows; on the first rank
-    3 n^2 b to choose columns, and to update the sketch.
+    Cost per rank on P ranks: that of `Householder`, and 2 m n b/P flops for each sketch of b rows; on the first rank
+    also 3 n^2 b flops to choose columns and to update the sketch.
     """
 
     def __init__(self, task: Task[PivotedSchedule], pivots: ChosenColumns) -> None:
@@ -203,7 +202,7 @@ class PivotedHouseholder(Householder):
         self._reflectors.finish()
 
     def _choose(self, number: int, panel: Panel) -> None:
-        """Choose the columns of a panel, and exchange them with the columns at the panel's places."""
+        """Choose the columns of a panel, and exchange them with the columns that are now in the panel."""
         if number == 0:
             self._draw(number, panel)
         pivots = self._best(panel)
@@ -227,7 +226,7 @@ class PivotedHouseholder(Householder):
         return self._tell(panel, self._schedule.ranks[0], pivots)
 
     def _reorder(self, panel: Panel) -> None:
-        """Reorder the columns of R above a panel as its owner has ordered the panel's columns."""
+        """Reorder the columns of R above a panel as the owner of its diagonal block has ordered its columns."""
         part, i = slice(panel.start, panel.stop), self._task.grid.coords[0]
         order = self._tell(panel, self._schedule.A.rank(panel.row, panel.col), self._orders[part])
         moves = RowMoves.to(np.arange(panel.start, panel.stop), panel.start + order)
@@ -239,7 +238,7 @@ class PivotedHouseholder(Householder):
         return numbers
 
     def _exchange(self, moves: RowMoves, rows: slice = slice(None)) -> None:
-        """Exchange columns of A, in these local rows, and their numbers."""
+        """Exchange columns of A, in these local rows, and the same elements of p."""
         exchange_rows(self._task, moves, rows, transposed=True)
         self._pivots.p[moves.targets] = self._pivots.p[moves.sources]
 
@@ -263,7 +262,7 @@ class PivotedHouseholder(Householder):
         self._pivots.drawn.append(number)
 
     def _follow(self, panel: Panel) -> None:
-        """Update the sketch on the first rank to the trailing matrix behind a panel, by the panel's rows of R."""
+        """Update the first rank's sketch after a panel: use its rows of R to sketch the new trailing matrix."""
         plan, task, (i, j) = self._schedule, self._task, self._task.grid.coords
         gathering, w = plan.gathering(panel), panel.width
         parts, ends = self._pivots.rows[: gathering.words], gathering.offsets.tolist()

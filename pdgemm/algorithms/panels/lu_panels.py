@@ -25,7 +25,7 @@ _PIVOTS = (1 << 12) + 4  # message tag
 class LUPanels(PanelAlgorithm[LUSchedule]):
     """Overwrites A with U and with L below the diagonal, where P A = L U; the unit diagonal of L is not stored.
 
-    exchanged : overwritten: row t was exchanged with row exchanged[t], for t = 0, 1, ... in turn; also on idle ranks.
+    exchanged : overwritten, also on idle ranks: for t = 0, 1, ... in turn, row t was exchanged with row exchanged[t].
 
     Cost per rank on Pr x Pc: 2n^3/(3 Pr Pc) flops; n^2/2 (1/Pr + 1/Pc) words in for L and U.  Summed over all ranks, at
     most n^2 words to gather panels and to return them, and 3 n^2/2 words to exchange rows.
@@ -102,7 +102,7 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
                 self._panels[slot.number] = task.bring("row", panel.col, "A", window, slot.buffer_a, slot, PANEL)
 
     def _receive(self, panel: Panel, slot: Slot) -> Array:
-        """Wait for a panel, exchange rows in the columns behind it, and return U_kj = L_kk^-1 A_kj."""
+        """Wait for a panel, exchange rows in the columns to its right, and return U_kj = L_kk^-1 A_kj."""
         task, A, (i, j) = self._task, self._A, self._task.grid.coords
         if j == panel.col and i != panel.row:
             task.wait(self._gathering)

@@ -69,10 +69,10 @@ def device_of(A: DistMatrix) -> str:
 
 
 class PanelAlgorithm(Generic[Planned]):
-    """One rank's part in a panel algorithm; a call carries out its schedule, on ranks with a position in the grid.
+    """One rank's part of a panel algorithm; calling it carries out the schedule.
 
-    The call returns nothing, or a number, such as the order of a leading minor that is not positive definite; all ranks
-    get the smallest number that is not 0.
+    The call returns None, or a number such as the order of a leading minor that is not positive definite, 0 if there is
+    none; `run_panels` returns the smallest nonzero number of all ranks.
     """
 
     def __init__(self, task: Task[Planned]) -> None:
@@ -91,9 +91,8 @@ def run_panels(
 ) -> tuple[int, Callable[[], Report] | None]:
     """Run a panel algorithm on matrices in the layouts of its schedule.  Collective over their grid.
 
-    as_run : returns the schedule completed with results of the run, such as pivots; the report predicts from it.
-
     executor : makes the callable, such as a `PanelAlgorithm`, that runs on each rank with a position in the grid.
+    as_run : completes the schedule with results of the run, such as pivots, for the predictions in the report.
     Returns the smallest nonzero number that a call returned on any rank, else 0, and a function that makes the report;
     0 and None while a program is planned.
     Raises the same exception on all ranks if buffers cannot be allocated, GPU memory can be neither mapped nor sent, or
@@ -132,10 +131,10 @@ def run_panels(
 def working_copy(
     A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
 ) -> tuple[DistMatrix, list[RunReport]]:
-    """Return a matrix with the elements of A that may be overwritten, and the report of its redistribution, if any.
+    """Return a matrix equal to A that may be overwritten, and a list with the report of its redistribution, if any.
 
     fits : the layout of A suits the algorithm; otherwise the copy has square blocks.
-    overwrite : the result may be A itself.   order, dtype : the result's; None: as A's.   Collective.
+    overwrite : the result may be A itself.   order, dtype : of the result; None: those of A.   Collective.
     """
     grid, order, dtype = A.grid if fits else A.grid.base, order or A.order, dtype or A.dtype
     if fits and overwrite and not A.conjugated and (A.order, A.dtype) == (order, dtype):

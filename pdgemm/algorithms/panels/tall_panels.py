@@ -1,9 +1,9 @@
 """The QR factorisation of a tall matrix, by a tree of QR factorisations of its block rows, TSQR, or by CholeskyQR.
 
 TSQR: Demmel, Grigori, Hoemmen & Langou, Communication-optimal parallel and sequential QR and LU factorizations, SIAM J.
-Sci. Comput. 34(1), 2012.  CholeskyQR, matrix products that are repeated until Q is accurate: CholeskyQR2: Yamamoto,
-Nakatsukasa, Yanagisawa & Fukaya, Electron. Trans. Numer. Anal. 44, 2015.  Its shift: Fukaya, Kannan, Nakatsukasa,
-Yamamoto & Yanagisawa, SIAM J. Sci. Comput. 42(1), 2020.
+Sci. Comput. 34(1), 2012.  CholeskyQR2, which repeats matrix products until Q is accurate: Yamamoto, Nakatsukasa,
+Yanagisawa & Fukaya, Electron. Trans. Numer. Anal. 44, 2015.  Its shift: Fukaya, Kannan, Nakatsukasa, Yamamoto &
+Yanagisawa, SIAM J. Sci. Comput. 42(1), 2020.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _on_host(A: np.ndarray, copy: Combine, Q: np.ndarray, buffer: np.ndarray) ->
 
 
 def _on_device(A: Array, copy: Combine, Q: Array, buffer: Array) -> Leaf:
-    """Factor all rows at once, A = (I - V T V^H) R, and form Q_0 C = [C; 0] - V T V_1^H C, where V_1 is on top of V."""
+    """Factor all rows at once, A = (I - V T V^H) R, and form Q_0 C = [C; 0] - V T V_1^H C, V_1 = V[:h]."""
     (m, k), device, dtype = Q.shape, of(Q), Q.dtype
     h, conjugate = min(m, k), dtype.kind == "c"
     if not h:
@@ -94,7 +94,7 @@ def _on_device(A: Array, copy: Combine, Q: Array, buffer: Array) -> Leaf:
     R, T, W, X = (empty(shape, dtype, "F", device) for shape in ((h, k), (h, h), (h, k), (h, k)))
     V, rest = V[:, :h], V[:, h:]
     compact_qr(V, R[:, :h], T)
-    if rest.size:  # m = h: the columns behind the first h
+    if rest.size:  # m = h: the columns after the first h
         CONVERT(R[:, h:], rest)
         gemm_accumulate(1, V.T, R[:, h:], 0, W[:, h:], conjugate_a=conjugate)
         gemm_accumulate(1, T.T, W[:, h:], 0, X[:, h:], conjugate_a=conjugate)
@@ -159,7 +159,7 @@ class Passes(NamedTuple):
     """The outcome of CholeskyQR.
 
     R : None if CholeskyQR failed.   number : number of passes over A.   departure : |Q^H Q - I|_F before the last pass;
-    NaN if the Cholesky factorisation failed.   shift : the first pass's, relative to the squared column lengths.
+    NaN if the Cholesky factorisation failed.   shift : s of the first pass, relative to the squared column lengths.
     """
 
     R: np.ndarray | None
@@ -172,7 +172,7 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
     """Compute A = Q R with real numbers > 0 on the diagonal of R, or return R = None on all ranks.  Collective.
 
     A : this rank's rows, possibly none.   copy : copies rows of A to Q.   Q : row-major, overwritten.  If A and Q are
-    on a device, products and divisions run there; Q^H Q is copied to the host, and R to the device.
+    on a device, the device computes products and divisions; Q^H Q is copied to the host, and R to the device.
     tree : `gram_tree` of these rows.   m : the number of rows of all ranks.
 
     A pass factors Q^H Q = R^H R and divides, Q := Q R^-1.  A pass is the last one if it measures |Q^H Q - I|_F <= 1/2:
@@ -221,12 +221,12 @@ def cholesky_qr(A: Array, copy: Combine, Q: Array, tree: Tree, m: int, comm: MPI
 
 
 def factor(G: np.ndarray, m: int, first: bool) -> tuple[np.ndarray, float, float]:
-    """Return R, where R^H R = G + s D^2, the norm |G - I|_F, or NaN if G has no such factor, and s.  Local.
+    """Return R, |G - I|_F and s, where R^H R = G + s D^2; NaN as the norm if G has no such factor.  Local.
 
     G : (k, k), the upper triangle of Q^H Q; Q has m rows, and columns of lengths D.   first : s may be positive.
 
-    If a pivot is not above the rounding errors of G, sqrt(m) eps of its entries and k eps of the factorisation, the
-    columns may be dependent, and s = 0 is rejected.  The shift is 11 (mk + k(k+1)) u |G| (Fukaya et al. 2020, (4.1)).
+    s = 0 is rejected if a pivot is not above the rounding errors, sqrt(m) eps of G's entries and k eps of its factor:
+    then columns of Q may be dependent.  The shift is 11 (mk + k(k+1)) u |G| (Fukaya et al. 2020, (4.1)).
     """
     k, unit = len(G), eps(G.dtype)
     wide = G.astype(np.result_type(G.dtype, np.float64))

@@ -35,7 +35,7 @@ class _Panels(PanelAlgorithm[TriangularSchedule]):
         return self._of_B.local_window(*self._plan.columns(panel), self._task.grid.coords[1])
 
     def _triangle(self, panel: Panel, slot: Slot) -> Array:
-        """Return A_kk, conjugated where A is, in the memory order of B.  Called by all ranks of its grid row."""
+        """Return A_kk in the memory order of B, conjugated if A is.  All ranks of the grid row of A_kk call this."""
         window = self._local_rows(panel.start, panel.stop), self._cols.local_window(panel.start, panel.stop, panel.col)
         buffer = self._buffers["diagonals"][slot.number]
         there = self._task.bring("row", panel.col, "A", window, buffer, slot, DIAGONAL, ready=True)
@@ -80,7 +80,7 @@ class _Panels(PanelAlgorithm[TriangularSchedule]):
 
 
 class TriangularSolve(_Panels):
-    """Overwrites B with X, where A X = alpha B.
+    """Overwrites B with X, where A X = alpha B, A is (n, n), and B and X are (n, m).
 
     Cost per rank on Pr x Pc: n^2 m/(Pr Pc) flops; n^2/2 (1 - 1/Pc)/Pr words of A in, and n m (1 - 1/Pr)/Pc of X.
     Error: (A + E) X = alpha B with |E| <= gamma_n |A| for each column (Higham 2002, theorem 8.5).

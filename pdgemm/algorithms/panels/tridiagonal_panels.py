@@ -30,10 +30,10 @@ _COLUMNS, _SUMS, _SLICES = 0, 1, 2  # message tags
 class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
     """Overwrites A with the reflectors v of Q = H_1 H_2 ..., H_k = I - tau_k v v^H; v[k + 1] = 1 is below the diagonal.
 
-    d (n,), e (n - 1,), tau (n - 1,) : overwritten with the diagonal and the subdiagonal of T, real, and with tau, the
-    same on every rank to the last bit.
+    d (n,), e (n - 1,), tau (n - 1,) : overwritten with the real diagonal and subdiagonal of T, and with tau; equal on
+    all ranks to the last bit.
 
-    In a panel, V and W hold the pairs v, w so far: w = tau y - (tau/2) (w^H v) v, where y = A v - V W^H v - W V^H v.
+    V and W hold v and w of a panel's columns so far: w = tau y - (tau/2) (w^H v) v, where y = A v - V W^H v - W V^H v.
 
     Cost per rank: 4/3 n^3 / P flops, half of them in products A v, which read the lower triangle once for each column.
     Error: |A - Q T Q^H| <= c n eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
@@ -98,7 +98,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
 
     @contextmanager
     def _all_but_waits(self) -> Iterator[None]:
-        """Count the seconds of a block, less its waits, as computation: columns are too short to be timed singly."""
+        """Count the seconds of a `with` block, less its waits, as computation: one column is too short to be timed."""
         seconds, start = self._task.recorder.seconds, perf_counter()
         before = seconds.get("wait", 0.0)
         yield
@@ -149,13 +149,13 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
         return own
 
     def _panel_columns(self, panel: Panel) -> np.ndarray:
-        """Return this rank's rows of a panel of A, on the ranks of its grid column."""
+        """Return a view of this rank's rows of a panel of A; only for ranks of the panel's grid column."""
         plan, c = self._plan, int(self._plan.by_class.owner(panel.start))
         start = plan.local_classes(panel.col, plan.grid.shape[1])[c].start + plan.by_class.below(panel.start, c)
         return self._A[:, start : start + panel.width]
 
     def _update(self, panel: Panel, VW: PairedColumns) -> None:
-        """A := A - V W^H - W V^H behind a panel, without messages; store V in the columns of the panel."""
+        """A := A - V W^H - W V^H in the trailing matrix, without messages; store V in the columns of the panel."""
         task, (i, j) = self._task, self._task.grid.coords
         if j == panel.col:
             pieces = self._plan.pieces(panel, i, slice(0, len(VW.V)))
@@ -195,12 +195,12 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
         largest = float(abs(x).max())
         if not 0 < largest < np.inf:
             return largest
-        parts = (x.real, x.imag) if self._complex else (x,)  # NumPy divides complex numbers by 1 / largest, or infinity
+        parts = (x.real, x.imag) if self._complex else (x,)  # 1 / largest, which NumPy uses for complex x, may be inf
         return largest * hypot(*(np.linalg.norm(part / largest) for part in parts))
 
 
 class _Sums:
-    """The reduce-scatter of a vector y over all ranks, with the sums of two further numbers, the notes."""
+    """The reduce-scatter of a vector y over all ranks; its messages also sum two scalars, the notes."""
 
     def __init__(self, task: Task[TridiagonalSchedule], panel: Panel, me: int, y: np.ndarray) -> None:
         plan, buffer = task.schedule, task.workspace["sums"]
@@ -243,7 +243,7 @@ class _Slices:
         self.free = self._swap.free
 
     def gather(self, w: np.ndarray | None, norm: float) -> float:
-        """Set a, and w if it is not None, to the slices of all ranks; return the norm over all ranks' `norm`."""
+        """Set a, and w if it is not None, to the slices of all ranks; return the 2-norm of all ranks' `norm`."""
         self._note[0] = norm
         self._swap()
         for part, x in self._to_a:
@@ -258,7 +258,7 @@ Pieces = list[tuple[slice, slice]]
 
 
 def _copy(pieces: Pieces, source: np.ndarray, target: np.ndarray) -> None:
-    """Copy runs of rows: from the first slice to the second."""
+    """Copy rows: for each pair of slices, the first slice of `source` to the second slice of `target`."""
     for x, y in pieces:
         target[y] = source[x]
 
@@ -268,5 +268,5 @@ def _behind(place: slice, start: slice) -> slice:
 
 
 def _in_turn(pieces: Pieces) -> list[slice]:
-    """Return the slices of these runs of rows when they are packed one after the other."""
+    """Return the slice of each piece in a buffer in which the pieces are packed one after another."""
     return as_slices([*accumulate((x.stop - x.start for x, _ in pieces), initial=0)])

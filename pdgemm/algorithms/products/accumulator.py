@@ -31,7 +31,7 @@ from pdgemm.schedules.staircase import SQUARE, Staircase
 from pdgemm.transport.movers.panel_views import held_panel
 from pdgemm.transport.store import store_corner
 
-Inner = np.ndarray | None  # inner indices of a panel, as strips of scales count them
+Inner = np.ndarray | None  # inner indices of a panel, numbered as in `Strip.block_of`
 
 
 class Accumulator:
@@ -62,7 +62,7 @@ class Accumulator:
         self.converts = self.arithmetic.integer or any(converted)
 
     def part(self, rows: slice, sums: Array) -> Accumulator:
-        """Return an accumulator of some rows, with the array of their sums."""
+        """Return an accumulator of some rows; the array `sums` receives their sums."""
         formed = self.formed and self.formed.window(rows, slice(0, sums.shape[1]))
         left, right = self.scales
         return Accumulator(self.call, self.beta, sums, formed, (left and left.of(rows), right))
@@ -70,7 +70,7 @@ class Accumulator:
     def add(self, A: Array, B: Array, inner: Inner = None) -> None:
         """Add the product of a panel of A with all rows of `sums` and a panel of B with all columns of `sums`.
 
-        inner : the inner indices of the panels, where these have scales.
+        inner : the inner indices of the panels, if A or B has scales.
         """
         if self.arithmetic.integers_on_device:
             buffers = self.workspace["converted A"], self.workspace["converted B"], self.workspace["exact"]
@@ -89,7 +89,7 @@ class Accumulator:
             self._form(self._products(A, B, conjugate_a, conjugate_b))
 
     def _form(self, products: Iterable[Callable[[Any], object]]) -> None:
-        """Form products that are functions of beta, one after the other."""
+        """Call products, which are functions of beta, one after another."""
         between = self.between
         for multiply in products:
             multiply(self.beta)
@@ -98,7 +98,7 @@ class Accumulator:
         self.beta = 1
 
     def _add_slices(self, how: Emulation, A: Array, B: Array) -> bool:
-        """Add a product by slices.  Return False, and add nothing, if an operand has infinite elements or NaN."""
+        """Add a product of emulated precision, by slices.  Return False, and add nothing, if A or B has inf or NaN."""
         if not (finite(A, self.arithmetic.accumulate) and finite(B, self.arithmetic.accumulate)):
             return False
         names = "converted A", "converted B", "exact", "sums of slices", "exponents"
@@ -136,7 +136,7 @@ class Accumulator:
     def add_wide(self, A: Array, B: Array, inner: Inner = None) -> None:
         """Add a product over many inner indices, in panels of the plan's width where operands are converted.
 
-        inner : the inner indices, where panels have scales; None: 0, 1, 2, ...
+        inner : the inner indices, if A or B has scales; None: 0, 1, 2, ...
         """
         inner = np.arange(A.shape[1]) if inner is None and any(self.scales) else inner
         width = max(1, min(self.plan.width, A.shape[1]) if self.converts else A.shape[1])
@@ -182,14 +182,14 @@ class Accumulator:
         """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate the panel."""
         if not workspace.size:
             return panel, layout.conjugated
-        if self.arithmetic.emulation:  # memory for slices, which are not formed
+        if self.arithmetic.emulation:  # the memory of slices is free, as no slices are formed
             workspace = np.ndarray(panel.size, self.arithmetic.accumulate, workspace)
         converted = held_panel(panel.shape[0], layout.order, panel.shape[1], workspace)
         Combine(conjugated=layout.conjugated, through=self.arithmetic.rounded)(converted, panel)
         return converted, False
 
     def _decode(self, panel: Array, strip: Strip | None, inner: Inner) -> None:
-        """Multiply a converted panel, rows by inner indices, by its scales, and round it to the plan's type, if any."""
+        """Multiply a converted panel by its scales, and round it if the plan does.  B's panel is passed transposed."""
         if strip and panel.size:
             assert inner is not None
             strip.apply(panel, inner)

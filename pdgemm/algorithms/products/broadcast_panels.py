@@ -104,7 +104,7 @@ class BroadcastPanels:
     def _relayed(
         self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int, fence: Callable[[], object]
     ) -> PreparedPanel:
-        """Return a view of a panel that is on this node, if possible, else the panel that one rank assembles here."""
+        """Return a view of a panel on this node, if possible, else the panel that one rank of the node assembles."""
         me, slot, alone = self._comm.rank, turn % self._slots, len(steps) == 1
         role = self._line.role(me, [owner for owner, _ in steps], runs.contiguous, turn)
         mine, panel = (self._buffer(q, runs.size, slot, by_columns=not alone) for q in (me, role.receiver))

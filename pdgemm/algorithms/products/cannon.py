@@ -25,7 +25,7 @@ class CannonExecutor:
 
     Cost per rank on q x q: 2mnk/q^2 flops; (mk + kn)(q - 1)/q^2 words in 2(q - 1) messages, after the initial skew;
     extra memory 2(mk + kn)/q^2 words.  On q x tq the same, with tq in place of q along the grid rows.
-    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's type.
     """
 
     def __init__(self, call: Call[Cannon]) -> None:
@@ -100,7 +100,7 @@ def _ring(call: Call[Cannon], name: str, panels: list[Array], recorder: Recorder
 def _panels(
     left: RingShift, up: RingShift, number: int, inner: tuple[int, int], of_b: list[tuple[int, int]]
 ) -> tuple[Array, Array]:
-    """Wait for a panel of A's block in use and the rows `inner` of B's block in use, and return both."""
+    """Wait for this panel of the current block of A and the rows `inner` of the current block of B; return both."""
     lo, hi = inner
     y = next(y for y, (_, end) in enumerate(of_b) if hi <= end)
     return left.panel(number), up.panel(y)[lo - of_b[y][0] : hi - of_b[y][0]]

@@ -56,11 +56,11 @@ class Call(Generic[Planned]):
 
     @cached_property
     def poll(self) -> Callable[[], None] | None:
-        """The function to call every few milliseconds of a product on the host; None: no messages are in flight."""
+        """The function to call every few milliseconds of a product on the host; None: no polling is needed."""
         return self.transfers.poll if self.grid.ranks_per_node and not self.product.device else None
 
     def multiply_c(self, beta: Any, recorder: Recorder) -> None:
-        """Compute C := beta C; called if no product is formed."""
+        """Compute C := beta C; called if there is nothing to multiply."""
         with recorder.phase("compute"):
             store(self.C, None, self.to_c(beta), within=self.product.kept(self.grid.comm.rank))
 

@@ -1,4 +1,4 @@
-"""Reductions of partial sums over the ranks of a group, scattered to C, one window of rows at a time."""
+"""Reduce-scatter of partial sums of C over a group of ranks, one window of rows at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LayerSums:
         self.done = 0  # number of windows added in this run
 
     def begin(self, to_c: Combine, recorder: Recorder) -> None:
-        """Begin a run."""
+        """Begin a run: `to_c` stores sums in C, and `recorder` counts words and seconds."""
         self._to_c, self._recorder, self._pending, self.done = to_c, recorder, None, 0
         self._call.transfers.used(recorder)
 
@@ -74,7 +74,7 @@ class LayerSums:
     ) -> None:
         """Form the sums of a window owner by owner, this rank's part last; each part is sent before the next is formed.
 
-        form   : forms `sums` in the ranges of these numbers.
+        form   : computes the ranges with these numbers in `sums`.
         owners : the rank in `comm` that owns each range.   Each owner adds its local sums last, so the order is fixed.
         """
         comm, recorder, counts = self._comm, self._recorder, self._reduction.counts(*self._at, window)
@@ -146,7 +146,7 @@ class LayerSums:
                     total[few] += packed
 
     def _send(self, sums: list[Array], mine: Array, window: Window, counts: np.ndarray) -> None:
-        """Start the reduce-scatter of a window, `mine` being this rank's result."""
+        """Start the reduce-scatter of a window; `mine` will hold this rank's result."""
         workspace, recorder = self._call.workspace, self._recorder
         recorder.order_copies_after_products()
         packed = workspace["packed C"][: int(counts.sum())]
@@ -196,7 +196,7 @@ class LayerSums:
                 traffic.received(int(counts[me]))
 
     def _store(self, mine: Array, window: Window, own: Array | None) -> None:
-        """Store a window of this rank's part of C.   own : this rank's sums, if `mine` has only the other ranks'."""
+        """Store a window of this rank's part of C.   own : this rank's partial sums, if `mine` lacks them."""
         if own is not None:
             mine += own
         if self._part is None or not mine.size:

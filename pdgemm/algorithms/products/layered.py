@@ -1,4 +1,4 @@
-"""Algorithms that split the inner dimension: 2.5D and 3D over layers of ranks, the inner product over single ranks.
+"""Algorithms that split the inner dimension: 2.5D and 3D over layers of ranks, "inner" over all ranks.
 
 Solomonik & Demmel, Euro-Par 2011; Agarwal et al., IBM J. Res. Dev. 39(5), 1995.
 """
@@ -26,9 +26,9 @@ class LayeredExecutor:
     A and B are distributed over the ranks of all layers, in the layouts of `product`: a layer needs 1/c of A and of B,
     so A and B are not replicated.  The rank (i, j) of a layer holds any part of block (i, j) of C.
 
-    Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; the extra memory
-    of the product of one layer, mn/q^2 words for partial sums, and small buffers.
-    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
+    Cost per rank on q x q x c, P = q^2 c: 2mnk/P flops; (mk + kn)(q - 1)/P + mn (c - 1)/P words in; extra
+    memory for the product of one layer, mn/q^2 words for partial sums, and small buffers.
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's type.
     """
 
     def __init__(self, call: Call[Layered]) -> None:
@@ -71,10 +71,10 @@ class LayeredExecutor:
 class InnerExecutor:
     """Computes C := alpha A B + beta C where each rank holds columns of A, the same rows of B, and any part of C.
 
-    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k, in windows of `product.rows` rows of C:
-    a window is read in place, or sent while the next one is multiplied, on the host part by part, each rank's local
-    part last; extra memory at most 4 n product.rows words.
-    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
+    Cost per rank: 2mnk/P flops; mn(P - 1)/P words in and out, independent of k; extra memory at most 4 n product.rows
+    words, for windows of `product.rows` rows of C.  A window is read in place, or sent while the next one is
+    multiplied; on the host, each owner's part is sent as soon as it is formed, and this rank's part is formed last.
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's type.
     """
 
     def __init__(self, call: Call[Inner]) -> None:
@@ -90,7 +90,7 @@ class InnerExecutor:
         products = Accumulator(call, 0, buffer, plan.formed.of(grid.comm.rank))
 
         def form(sums: Array, window: Window, places: list[slice], ranges: Iterable[int]) -> None:
-            """Form this rank's partial sums in the ranges of these numbers."""
+            """Compute this rank's partial sums of the ranges with these numbers."""
             with recorder.phase("compute"):
                 for here, rows in ((places[x], slice(*window[x])) for x in ranges):
                     if call.A.shape[1]:

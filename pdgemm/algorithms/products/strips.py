@@ -1,4 +1,4 @@
-"""The scales by which a rank multiplies the panels that it has received of an operand of low precision."""
+"""The scales of an operand of low precision, by which a rank multiplies the panels that it has received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SUMMA: van de Geijn & Watts, Concurrency: Pract. Exper. 9(4), 1997; with C stationary, or A for thin B and C."""
+"""SUMMA: van de Geijn & Watts, Concurrency: Pract. Exper. 9(4), 1997; with C stationary, or with A for thin B and C."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SummaExecutor:
 
     Cost per rank on q x q: 2mnk/q^2 flops; (mk + kn)(q - 1)/q^2 words in; 2 ceil(k/w) broadcasts;
     extra memory (lookahead + 1) w (m + n)/q words.
-    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's type.
     """
 
     def __init__(self, call: Call[Summa]) -> None:
@@ -106,7 +106,7 @@ class StationaryExecutor:
 
     Cost per rank on q x q: 2mnk/q^2 flops; (kn + mn)(q - 1)/q^2 words in; ceil(n/w) broadcasts and reductions;
     extra memory (2 lookahead + 1) w (k + 2m)/q words; on P x 1 only (lookahead + 1) w k, because sums are formed in C.
-    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's.
+    Error: |C - C^| <= gamma_k |A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's type.
     """
 
     def __init__(self, call: Call[Stationary]) -> None:

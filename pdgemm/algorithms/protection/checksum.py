@@ -22,7 +22,7 @@ _ON_DEVICE = 1 << 22  # elements that a device hashes at a time
 
 
 def checksum(matrix: DistMatrix) -> str:
-    """Return sum_ij u_i v_j b(a_ij) mod 2^64 as text, u and v odd hashes of the indices.  Collective over the grid.
+    """Return sum_ij u_i v_j b(a_ij) mod 2^64 as text, with odd hashes u_i, v_j of i and j.  Collective over the grid.
 
     b(a) = bits(a) xor bits(a) / 2^32 mixes the high bits into the low bits: otherwise the checksum would not detect an
     even number of changed signs, as 2 u v 2^63 = 0 mod 2^64.
@@ -65,14 +65,14 @@ def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], ob
             return
         what = f"{X!r} was redistributed, and its elements have changed: a bit has flipped"
         if again is None or repeats == REPEATS or checksum(X) != expected:  # X may have changed, or X is Y
-            raise CorruptionError(f"{what}{f' in {repeats} further copies' if repeats else ''}; make the matrix again")
+            raise CorruptionError(f"{what}{f', also in {repeats} repeats' if repeats else ''}; make the matrix again")
         if Y.grid.comm.rank == 0:
             say(f"{what}; the redistribution is repeated")
         again()
 
 
 def bilinear(part: Array, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return the partial sum over a submatrix.   rows, cols : the global indices of its rows and columns."""
+    """Return the part of the sum over a submatrix `part`.   rows, cols : the global indices of its rows and columns."""
     words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
     unsigned = np.dtype(f"u{part.itemsize // words}")
     u = _weights(rows, 0)  # row 0 has the weight 1; do not change weights: files hold these checksums
@@ -94,7 +94,7 @@ def _row_sums_on_host(part: np.ndarray, unsigned: np.dtype, v: np.ndarray) -> np
 
 
 def _row_sums(part: Array, unsigned: np.dtype, v: Array) -> np.ndarray:
-    """Return the same for elements and weights on a device; only the sums are copied to the host."""
+    """Return sum_j v_j b(a_ij) of each row on a device; only the sums are copied to the host."""
     words = [part.real, part.imag] if part.itemsize > unsigned.itemsize else [part]
     sums = []
     for number, word in enumerate(words):
@@ -109,12 +109,12 @@ def zero() -> np.ndarray:
 
 
 def text(comm: MPI.Comm, total: np.ndarray) -> str:
-    """Reduce the sum over all ranks, and return it as text.  Collective over `comm`."""
+    """Add up the sums of all ranks, and return the total as text.  Collective over `comm`."""
     return texts(comm, total)[0]
 
 
 def texts(comm: MPI.Comm, totals: np.ndarray) -> list[str]:
-    """Reduce a sum for each matrix over all ranks, and return the sums as texts.  Collective over `comm`."""
+    """Add up the sums of all ranks for each matrix, and return the totals as texts.  Collective over `comm`."""
     whole = totals.copy()
     comm.Allreduce(MPI.IN_PLACE, whole, MPI.SUM)
     return [as_text(total) for total in whole.tolist()]

@@ -1,7 +1,7 @@
 """Products that are compared with row checksums, and repeated if the checksums differ.
 
-Only a second product of the same operands with other bits shows which elements of C are wrong.  Until then, no rank is
-named: rows may differ from their checksums because rounding errors are larger than estimated.
+Only a repetition that gives other bits shows which ranks have wrong elements of C.  Before it, messages name no rank:
+rows may also differ from their checksums because rounding errors are larger than estimated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def protected(
 ) -> CheckReport:
     """Run a product, and compare C with its checksums; repeat the product if C is wrong.  Collective.
 
-    repair : False: a wrong C raises at once.
+    repair : repeat the product if C is wrong; False: raise at once.
 
     Raises CorruptionError on all ranks.
     """
@@ -40,7 +40,7 @@ def protected(
         seconds += perf_counter() - start
         if not (verdict.wrong or repeats):
             break
-        rows = f"{verdict.rows.size} of {C.shape[0]} rows of C differ from what was expected"
+        rows = f"{verdict.rows.size} of {C.shape[0]} rows of C differ from their checksums"
         rows += f", row {verdict.rows[0]} first" if verdict.wrong else ""
         if verdict.wrong and (changed := checks.changed()):
             raise CorruptionError(f"{changed} changed in memory while it was multiplied ({rows}): read it again")
@@ -54,12 +54,12 @@ def protected(
         )  # the ranks whose part of C has other bits in the repetition
         if verdict.wrong and flipped and repeats == REPEATS:
             raise CorruptionError(
-                f"a bit has flipped on {flipped}: {REPEATS + 1} products differ, and in the last {rows}: "
+                f"a bit has flipped on {flipped}: {REPEATS + 1} products differ, and in the last one {rows}: "
                 "take that node out of the job"
             )
         if verdict.certain and repeats and not flipped:
             raise CorruptionError(
-                f"{rows}, by more than rounding errors, twice in the same way: an error that repeats itself"
+                f"{rows}, by more than rounding errors, twice with the same bits: the error is reproducible"
             )
         again = verdict.wrong and (flipped or not repeats)
         if comm.rank == 0:
@@ -79,9 +79,9 @@ def _line(rows: str, repeats: int, flipped: str, again: bool) -> str:
     if not repeats:
         return f"{rows}; the product is repeated"
     if not flipped:
-        return "the repetition has the same bits: none has flipped, these rows have larger rounding errors than others"
+        return "the repetition has the same bits: no bit has flipped, these rows have large rounding errors"
     what = f"{rows}; it is repeated once more" if again else "C is the result of the repetition"
-    return f"the repetition has other bits: one has flipped on {flipped}; {what}"
+    return f"the repetition has other bits: a bit has flipped on {flipped}; {what}"
 
 
 @lru_cache(maxsize=64)  # a loop of such products writes the message once

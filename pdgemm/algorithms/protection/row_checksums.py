@@ -44,7 +44,7 @@ CAP = 8.0  # times tau: residuals of correct rows were up to 2.6 for constant ma
 SHARP = 32.0  # times the 95th percentile of residual / tau; the largest of correct rows was 9 times the percentile
 _MOST = 95.0  # percent; a median is not enough: rows of sparse matrices, or with few large elements, differ
 _ROWS = 64  # fewest rows for which the percentile is used
-_EXACT = 2.0**-14  # times tau: rows below are hardly rounded, such as rows of C on entry plus almost nothing
+_EXACT = 2.0**-14  # times tau: rows with smaller residuals are hardly rounded, such as rows of C that hardly change
 _ALWAYS = 2.0**-6  # times tau: no row with a smaller residual is wrong, whatever the residuals of the other rows
 _SPREAD = (7 / 3) ** 0.5  # root mean square of the weights
 _SLAB = 1 << 19  # bytes of a slab, which is read several times while it is in the cache
@@ -145,7 +145,7 @@ class RowChecksums:
         # The errors of products, sums and elements of C that are subnormal numbers.
         least = _limit("smallest_subnormal", accumulate)
         self._lost = 2 * n**0.5 * ((size * k + 2) * least + _limit("smallest_subnormal", stored)) + n * least
-        # An operand below the least normal number has the error of that number, also if alpha makes it so small.
+        # An operand below the smallest normal number, itself or times alpha, has an error of the size of that number.
         self._scaled = bool(compute) or size < 1
         self._least_operand = _limit("smallest_normal", accumulate) / (min(1.0, size) or 1.0)
         if compute:
@@ -271,7 +271,7 @@ class RowChecksums:
     def _times(
         self, X: DistMatrix, x: np.ndarray, sizes: Sizes | None = None, join: np.ufunc = np.add
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the product of this rank's part of X with x, and the sizes of the part's rows, joined over slabs.
+        """Return the product of this rank's part of X with x, and the sizes of its rows, joined over slabs by `join`.
 
         sizes : is called with a slab and the slice of its columns; returns the sizes of the slab's rows.
         """

@@ -31,7 +31,7 @@ from pdgemm.support.agreement import together
 def percentile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
     """Return percentiles of all elements, or of each column (axis 0) or row (axis 1).  Collective over the grid.
 
-    A    : DistMatrix (m, n) of real numbers.
+    a    : DistMatrix (m, n) of real numbers.
     q    : percentages from 0 to 100, a number or an array of one dimension; the same on every rank.
 
     The result is that of NumPy, the same on every rank: a number, or an array of the shape of q followed by the shape
@@ -40,7 +40,7 @@ def percentile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
 
     Cost per rank: along an axis, each element that changes its rank is sent once to the rank with its whole column, at
     most mn/P words in.  For axis None no element is sent: a local sort, and one allreduce for each byte of an element
-    (8 for float64), of 510 counts for each number of q; the two elements of each interpolation are exact.
+    (8 for float64), of 510 counts for each number in q; the two elements of each interpolation are exact.
     Raises ArgumentError or DTypeError on every rank.
     """
     return _percentiles("percentile", a, q, 100, axis)
@@ -143,7 +143,7 @@ def _places(q: np.ndarray, count: Any) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _between(ends: np.ndarray, parts: np.ndarray, median: bool) -> np.ndarray:
-    """Return NumPy's interpolation between the elements ends[0] and ends[1], `parts` of the way."""
+    """Return NumPy's interpolation from ends[0] to ends[1], at the fractions `parts` of their distance."""
     if median:
         return np.where(parts == 0, ends[0], ends.mean(axis=0))
     values = np.empty(parts.shape, np.result_type(ends.dtype, np.float32 if ends.dtype.kind == "f" else np.float64))

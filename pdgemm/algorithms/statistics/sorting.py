@@ -41,9 +41,9 @@ def check_ordered(dtype: np.dtype, name: str) -> None:
 
 
 def keys_of(A: Any) -> Array:
-    """Return the sorted keys of the elements of this rank, in the order of the elements, NaN last.  Local.
+    """Return the keys of this rank's elements, sorted: larger elements have larger keys, and NaN the largest.  Local.
 
-    The keys of a matrix on a device are made, sorted and stored there.
+    For a matrix on a device, the device computes, sorts and stores the keys.
     """
     x = A.local
     return in_order(_keys, x, np.dtype(f"u{widened(x[:0]).itemsize}"))
@@ -70,7 +70,7 @@ def _keys(x: Array) -> Array:
 
 
 def places_in(keys: Array, values: np.ndarray, side: Literal["left", "right"] = "left") -> np.ndarray:
-    """Return, as numpy.searchsorted, the places of values in sorted keys, or elements, of the host or of a device."""
+    """Return numpy.searchsorted(keys, values, side), for sorted keys or elements on the host or on a device."""
     places: np.ndarray = to_host(np.searchsorted(keys, beside(values, keys), side))
     return places
 
@@ -90,7 +90,7 @@ def elements_of(keys: Array, dtype: np.dtype) -> Array:
 
 
 def at_places(keys: Array, places: np.ndarray, comm: MPI.Intracomm) -> np.ndarray:
-    """Return the keys at some positions, counted from 0, of the sorted keys of all ranks.  Collective.
+    """Return the keys at the positions `places`, counted from 0, of the sorted keys of all ranks.  Collective.
 
     Cost: one allreduce for each byte of a key, of 255 counts for each position.
     """
@@ -143,7 +143,7 @@ def _added_up(x: Array) -> Array:
 
 
 def whole_columns(name: str, a: Any, axis: Any, *described: object) -> tuple[DistMatrix, DistMatrix]:
-    """Return A (axis 0) or its transpose (axis 1), and this matrix with whole columns on each rank.  Collective.
+    """Return A (axis 0) or its transpose (axis 1), and a copy of it with whole columns on each rank.  Collective.
 
     Each rank gets a contiguous range of columns; the ranges are about equally long.
     """
@@ -160,7 +160,7 @@ def whole_columns(name: str, a: Any, axis: Any, *described: object) -> tuple[Dis
 
 
 def _through_columns(name: str, a: Any, axis: Any, act: Callable[[Array], Array]) -> DistMatrix:
-    """Return the result of a function of whole columns, in the layout of A.  Collective."""
+    """Apply a function to whole columns (axis 0) or rows; return the result in the layout of A.  Collective."""
     A, columns = whole_columns(name, a, axis)
     with together(a.grid.comm):
         changed = of_columns(act, columns.local)
@@ -174,7 +174,7 @@ def _through_columns(name: str, a: Any, axis: Any, act: Callable[[Array], Array]
 
 
 def of_columns(act: Callable[[Array], Array], x: Array) -> Array:
-    """Return act(x) for an x of whole columns; on a device, some columns at a time.  Local."""
+    """Return act(x) for an array x of whole columns; on a device, some columns at a time.  Local."""
     if isinstance(x, np.ndarray):
         return np.ascontiguousarray(act(x))
     result = empty(x.shape, act(np.ones((1, 1), x.dtype)).dtype, device=of(x))

@@ -1,4 +1,4 @@
-"""Argument lists, each of which is declared once, and calls whose arguments all processes check together.
+"""Argument lists of routines, each declared once, and calls whose arguments all processes check together.
 
 The parameters of a Python function declare the arguments of a Fortran routine in their order, each by its kind:
 
@@ -53,7 +53,7 @@ class RoutineCall:
     """One call of a routine.
 
     numbers  : the number of each Fortran argument.   passed : the Fortran arguments.
-    values   : the checked arguments of the function; others are None.   submatrices : those that are used.
+    values   : the checked arguments of the function.   submatrices : the submatrices that the call uses.
     """
 
     def __init__(self, routine: str, kinds: dict[str, Kind], numbers: dict[str, int], passed: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class RoutineCall:
                 self.submatrices[name] = SubmatrixArguments(a, numbers[a], array, i, j, desc)
 
     def check(self, *argument_names: str) -> None:
-        """Check arguments in this order."""
+        """Check these arguments in this order, and store their values."""
         for name in argument_names:
             self.values[name] = self.kinds[name].check(self, name)
 
@@ -79,7 +79,7 @@ class RoutineCall:
                 raise self.illegal(f"desc{sub.name}", text, CTXT_ + 1)
 
     def check_updated(self) -> None:
-        """Raise IllegalArgument where an updated submatrix is read-only, or shares memory with one before it."""
+        """Raise IllegalArgument where an updated submatrix is read-only, or overlaps a submatrix before it."""
         before: dict[str, DistMatrix] = {}
         for name, sub in self.submatrices.items():
             try:
@@ -112,7 +112,7 @@ class RoutineCall:
 
     @property
     def text(self) -> str:
-        """The checked letters, numbers and bounds, which processes compare."""
+        """The checked letters, numbers and bounds as a text, which the processes compare."""
         compared = {name: x for name, x in self.values.items() if isinstance(x, (str, int, float, complex, tuple))}
         return "".join(f", {x}" if isinstance(x, str) else f", {name}={x}" for name, x in compared.items())
 
@@ -204,7 +204,7 @@ Extent = Annotated[int, Size()]
 def check_call(call: RoutineCall, compared: bool = True) -> None:
     """Check all arguments, or raise IllegalArgument for the first illegal one, on all processes.
 
-    compared : letters, extents and scalars must be equal on all processes; False if the function's next call compares.
+    compared : letters, extents and scalars must be equal on all processes; False if the function compares them itself.
     """
     common, error = meeting(sub.grid for sub in call.submatrices.values()), None
     try:
@@ -214,10 +214,10 @@ def check_call(call: RoutineCall, compared: bool = True) -> None:
     except Exception as bad:
         error = bad
     if common is None:  # no communicator to agree over
-        raise error or GridError(f"{call.routine}: no context")
+        raise error or GridError(f"{call.routine}: no argument has a valid context")
     first = next(iter(call.submatrices.values()))
     if error is not None or compared or first.matrix.grid.comm is not common.comm:
-        # a process that skips `agree` joins the same allreduce in the check of its next call, and raises the error
+        # a process that skips this `agree` joins the same allreduce when the function compares its arguments
         agree(common.comm, error, call.routine + (call.text if compared else ""))
 
 

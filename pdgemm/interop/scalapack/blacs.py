@@ -20,7 +20,10 @@ _numbers = count()
 
 
 def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R") -> int:
-    """Create a context of the first nprow x npcol ranks of comm, in row ("R") or column ("C") order.  Collective."""
+    """Create a context of the first nprow x npcol ranks of comm, and return its number.  Collective.
+
+    order : "R": the ranks are numbered along grid rows; "C": along grid columns.
+    """
     with together(watched(comm)) as description:
         pr, pc = grid_shape(nprow * npcol, (nprow, npcol))
         description += ["blacs_gridinit", pr, pc, order[:1].upper()]
@@ -31,9 +34,9 @@ def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R"
 
 
 def context(grid: ProcessGrid) -> int:
-    """Create a context for an existing grid of one layer."""
+    """Return the number of a new context for an existing grid of one layer."""
     if grid.layers != 1:
-        raise GridError(f"a context needs a grid of one layer, this one is {grid}")
+        raise GridError(f"a context needs a grid of one layer, but the grid is {grid}")
     number = next(_numbers)
     _contexts[number] = grid
     return number
@@ -65,9 +68,9 @@ def meeting(grids: Iterable[ProcessGrid | None]) -> ProcessGrid | None:
     """Return the grid over whose communicator the processes that pass these contexts agree.  Local.
 
     Contexts of the same processes may have different communicators, and a process that passes a wrong context does not
-    know the context of the other processes.  So all processes use the oldest context of the processes that most of
-    `grids` have; if `grids` has none, the oldest of all contexts, provided that all have the same processes.
-    Returns None if there is no such context.
+    know the context of the other processes.  So each process replaces each of `grids` by the oldest context with the
+    same processes, and takes the most frequent one.  Without a valid context in `grids`, it takes the oldest context if
+    all contexts have the same processes; otherwise None is returned.
     """
     alive = [grid for number in _contexts if (grid := grid_of_context(number)) is not None]
 

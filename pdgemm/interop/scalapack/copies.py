@@ -25,7 +25,7 @@ def p_gemr2d(
     """Copy sub(A) to sub(B), m x n, from any context to any other.  Collective over the processes of ictxt.
 
     desca, descb : on processes outside the context of A (of B), CTXT_ is -1, and the other arguments of A (of B) are
-              ignored; the processes of the context send their values.
+              ignored; these processes receive the layout from processes of the context.
     m, n  : if one is 0, nothing is copied, and all other arguments but ictxt are ignored.
     ictxt : a context that includes all processes of A's and B's contexts.
     Each element that moves to another process is sent once.  Other arguments and errors are those of p?gemm.
@@ -51,7 +51,7 @@ def check_copy(call: RoutineCall) -> None:
     except Exception as bad:
         error = bad
     if common is None:
-        raise error or GridError(f"{call.routine}: no context")
+        raise error or GridError(f"{call.routine}: no argument has a valid context")
     agree(common.comm, error, call.routine + call.text)
     if not nothing:
         everywhere = common.comm.allgather(layouts)
@@ -62,11 +62,11 @@ def check_copy(call: RoutineCall) -> None:
 
 
 def _layout(call: RoutineCall, name: str, common: ProcessGrid) -> Layout:
-    """Return the layout of a submatrix of this process, which the process sends to processes outside its context."""
+    """Return the layout of a submatrix on this process, to be sent to processes outside the submatrix's context."""
     X: DistMatrix = call.values[name]
     place = X.grid.rank_map_in(common, part=True)
     if place is None:
-        raise call.illegal("ictxt", f"ictxt lacks processes of the context of {name.lower()}")
+        raise call.illegal("ictxt", f"ictxt must include all processes of the context of {name.lower()}")
     return Layout(X.distribution, place, X.dtype)
 
 

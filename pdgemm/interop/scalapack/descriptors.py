@@ -90,8 +90,8 @@ class Descriptor(NamedTuple):
         """Return the first illegal entry: its name, its number from 1, and its rule; or None.
 
         least : the minimum of M_ and N_.
-        lld   : LLD_ is at least 1; it is also at least the number of local rows for "rows", and for "held" on processes
-            that have local columns.
+        lld   : the minimum of LLD_: 1 for "any"; the number of local rows for "rows"; for "held" this number on
+            processes that have local columns, and 1 on others.
         """
         grid = grid_of_context(self.CTXT_)
         pr, pc = (1, 1) if grid is None else grid.shape
@@ -107,7 +107,8 @@ class Descriptor(NamedTuple):
         assert grid is not None
         rows, cols = self.layout.local_shape(grid.coords)
         needed = max(1, rows) if lld == "rows" or (lld == "held" and cols) else 1
-        return None if needed <= self.LLD_ else self._wrong("LLD_", f"must be at least {needed}, the local rows")
+        rule = f"must be at least {needed}, the number of local rows"
+        return None if needed <= self.LLD_ else self._wrong("LLD_", rule)
 
     def _wrong(self, name: str, rule: str) -> tuple[str, int, str]:
         names = _ENTRIES[self.DTYPE_]
@@ -145,9 +146,9 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
 def descinit2(
     m: int, n: int, imb: int, inb: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int
 ) -> np.ndarray:
-    """Return the type 2 descriptor of an m x n matrix in mb x nb blocks of which the first is imb x inb.  Local.
+    """Return the type 2 descriptor of an m x n matrix in mb x nb blocks; the first block is imb x inb.  Local.
 
-    lld : leading dimension of the local array, at least 1, and at least the local rows where there are local columns.
+    lld : leading dimension of the local array, at least 1; on processes with local columns, at least the local rows.
     Raises IllegalArgument with the argument numbers of PB_DESCINIT2: m is number 2, lld number 11.
     """
     return _descriptor("PB_DESCINIT2", BLOCK_CYCLIC_2D_INB, m, n, imb, inb, mb, nb, irsrc, icsrc, ictxt, lld)

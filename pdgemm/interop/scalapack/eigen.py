@@ -1,4 +1,4 @@
-"""Hermitian eigenproblems: p?syevd, p?heevd; p?syevr, p?heevr; of two matrices, p?sygvd, p?hegvd; and SVD: p?gesvd."""
+"""Hermitian eigenproblems: p?syevd, p?heevd, p?syevr, p?heevr; generalized: p?sygvd, p?hegvd; and SVD: p?gesvd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProblemType(Kind):
 
 
 class Bounds(Kind):
-    """The arguments vl, vu, il and iu of p?syevr, and the numbers of its results m and nz, which follow.
+    """The arguments vl, vu, il and iu of p?syevr; the next two argument numbers belong to its results m and nz.
 
     The function gets (vl, vu) if the letter `range` is "V", (il, iu) if it is "I", and otherwise ().
     """
@@ -103,7 +103,7 @@ def _eigenpairs(uplo: str, A: DistMatrix, w: VectorArgument, Z: DistMatrix | Non
 
 
 def _of_triangle(A: Any, **how: Any) -> Any:
-    """Return the result of `eigh` for the triangle that it reads; the other one may hold anything without a warning."""
+    """Return the result of `eigh`, without its warning where the triangle that is not read does not match."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* is not Hermitian")
         return eigh(A, **how)
@@ -155,7 +155,7 @@ def p_gesvd(
     m, n  : sub(A) is m x n; unlike in ScaLAPACK, it is not changed.
     s     : local array of k real numbers, the singular values in descending order, the same on every process.
     Other arguments and errors are those of p?syevd.  Cost, algorithm and error are those of `pdgemm.linalg.svd`, or of
-    `svdvals` for two letters "N"; one "N" saves nothing.
+    `svdvals` if both letters are "N"; a single "N" saves no time.
     """
     if m and n and U is None and Vt is None:
         s.put(svdvals(A))

@@ -74,7 +74,7 @@ def p_posv(uplo: Uplo, n: Extent, nrhs: Extent, A: Square, B: Solution) -> int:
 
 
 def p_potri(uplo: Uplo, n: Extent, A: Square) -> int:
-    """Overwrite the factor of A in sub(A), which p?potrf stored, with that triangle of A^-1; return INFO.  Collective.
+    """Overwrite the Cholesky factor that p?potrf stored in sub(A) with a triangle of A^-1; return INFO.  Collective.
 
     Returns 0, or the number of the first element on the diagonal of the factor that is zero; then sub(A) is unchanged.
     Other arguments and errors are those of p?potrf.  Cost: 4 n^3/(3P) flops on P processes, in an inverse of the factor
@@ -88,13 +88,13 @@ def p_potri(uplo: Uplo, n: Extent, A: Square) -> int:
 
 
 def _first_zero(A: DistMatrix) -> int:
-    """Return the number, from 1, of the first element on the diagonal that is zero, or 0.  Collective."""
+    """Return the number, from 1, of the first zero on the diagonal of A; 0 if no element is zero.  Collective."""
     zeros = np.flatnonzero(A.diagonal() == 0)
     return int(zeros[0]) + 1 if zeros.size else 0
 
 
 def store_cholesky(A: DistMatrix, lower: bool) -> tuple[DistMatrix, int]:
-    """Return the Cholesky factor of A, in its own layout, and INFO; if INFO is 0, store the factor in A."""
+    """Return the Cholesky factor of A, perhaps in another layout, and INFO; if INFO is 0, store the factor in A."""
     factor, info = cholesky_factor(A, lower)
     if not info:
         triangle = Staircase.of("L" if lower else "U", *A.indices())
@@ -110,7 +110,7 @@ def p_getrf(m: Extent, n: Extent, A: Rectangle, ipiv: NewPivots) -> int:
     ipiv : local array of integers, of LOCr(M_A) + MB_A entries; entry l is the row of A, from 1, with which local row l
            was exchanged, for rows ia to ia + min(m, n) - 1.
 
-    Returns 0, or the number of the first element on the diagonal of U that is zero; the factors are complete.
+    Returns 0, or the number of the first element on the diagonal of U that is zero; also then the factors are complete.
     The factors are computed in a copy of sub(A), in square blocks where these share the work more evenly.
 
     Cost, algorithm and error are those of `pdgemm.linalg.lu_factor`.
@@ -125,7 +125,7 @@ def p_getrs(trans: Trans, n: Extent, nrhs: Extent, A: Factor, ipiv: Pivots, B: S
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; A is n x n.
     nrhs  : sub(B) is n x nrhs, and overwritten with X.
     Returns INFO, 0; X has infinities where U has a zero on its diagonal.  Other arguments and errors are those of
-    p?getrf; an ipiv that names no row of sub(A) is illegal.  Cost and error are those of `pdgemm.linalg.lu_solve`.
+    p?getrf; an ipiv with a row outside sub(A) is illegal.  Cost and error are those of `pdgemm.linalg.lu_solve`.
     """
     if n and nrhs:
         lu_solve(LU(A, ipiv.gathered(), 0), B, trans=trans, overwrite_b=True)
@@ -146,7 +146,7 @@ def p_gesv(n: Extent, nrhs: Extent, A: Square, ipiv: NewPivots, B: Solution) -> 
 
 
 def p_getri(n: Extent, A: Square, ipiv: Pivots) -> int:
-    """Overwrite the factors of A in sub(A) and ipiv, which p?getrf stored, with A^-1; return INFO.  Collective.
+    """Overwrite the LU factors that p?getrf stored in sub(A) with A^-1; return INFO.  Collective.
 
     n : sub(A) is n x n.
     Returns 0, or the number of the first element on the diagonal of U that is zero; then sub(A) is unchanged.
@@ -162,7 +162,7 @@ def p_getri(n: Extent, A: Square, ipiv: Pivots) -> int:
 
 
 def _eliminated(A: DistMatrix, ipiv: VectorArgument) -> LU:
-    """Return the LU factors of A, in their own layout; store the factors in A, and the pivots in ipiv."""
+    """Return the LU factors of A, perhaps in another layout; store them in A, and the pivots in ipiv."""
     factors = lu_factor(A)
     redistribute(factors.LU, A)
     ipiv.put(factors.pivots)

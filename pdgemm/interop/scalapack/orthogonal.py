@@ -44,11 +44,12 @@ def p_geqpf(
 
     m, n : sub(A) is m x n, and overwritten with R and, below the diagonal, the vectors of the reflectors.
     ipiv : local array of integers, of LOCc(JA + N - 1) entries; entry l is the column of A, from 1, that is now local
-           column l, the same in all rows of the grid.  It is not read.
-    Other arguments and errors are those of p?geqrf, whose reflectors these are: p?orgqr and p?ormqr take them.
+           column l, the same in all rows of the grid.  Old values of ipiv are not read.
+    Other arguments and errors are those of p?geqrf.  The reflectors are stored in the same way, so p?orgqr and p?ormqr
+    accept them.
 
-    The pivots are those of `pdgemm.linalg.qr`, which chooses 64 columns at a time in a random projection.  Up to small
-    factors they are as large as ScaLAPACK's, which takes the longest column each time; the same if m n <= 768^2.
+    The pivots are those of `pdgemm.linalg.qr`, which chooses 64 columns at a time in a random projection.  ScaLAPACK
+    chooses the longest column each time: its pivots are the same if m n <= 768^2, else larger by small factors at most.
     Cost and error are those of `pdgemm.linalg.qr`.
     """
     if m and n:

@@ -89,7 +89,7 @@ def p_triangular(
 
     F is op(sub(A)) for p?trmm, and op(sub(A))^-1 for p?trsm, which solves equations.
 
-    side   : "L" F, m x m, is to the left of sub(B), m x n; "R" n x n, to the right.
+    side   : "L": F is m x m, to the left of sub(B), which is m x n; "R": F is n x n, to the right.
     uplo   : "U" or "L", the triangle of sub(A) that is read.
     transa : "N", "T" or "C".
     diag   : "U" the diagonal is taken to be 1, and not read; "N" the diagonal is read.

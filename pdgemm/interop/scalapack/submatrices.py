@@ -1,4 +1,4 @@
-"""Submatrices as the routines take them: local arrays, first rows and columns, and descriptors, with their checks."""
+"""The four arguments of a submatrix, local array, first row, first column and descriptor, and their checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SubmatrixArguments:
     """The arguments of sub(A) = A(ia : ia + rows - 1, ja : ja + cols - 1).
 
     number : the argument number of the local array; ia, ja and the descriptor follow it.
-    rows, cols : set before the check.
+    rows, cols : the shape of sub(A), set before `check` is called.
     """
 
     name: str
@@ -43,7 +43,7 @@ class SubmatrixArguments:
         """The entries of the descriptor; empty if it is not a one-dimensional array of integers."""
         try:
             desc = np.asarray(self.desc)
-        except Exception:  # any exception: this process must not raise alone
+        except Exception:  # any exception: `check` then reports the argument, and all processes raise
             return []
         entries: list[int] = desc.tolist() if desc.ndim == 1 and desc.dtype.kind in "iu" else []
         return entries
@@ -110,7 +110,7 @@ class SubmatrixArguments:
         return DistMatrix(local, grid, desc.layout.window(*spans), "F")
 
     def _local(self, rows: slice, cols: slice, lld: int) -> np.ndarray:
-        """Return these rows and columns of the local array, which may be larger."""
+        """Return a view of a range of rows and columns of the local array, which may be larger."""
         array, shape = self.array, (rows.stop, cols.stop)
         if rows.start == rows.stop or cols.start == cols.stop:
             return np.empty((rows.stop - rows.start, cols.stop - cols.start), array.dtype, "F")
@@ -118,7 +118,7 @@ class SubmatrixArguments:
             array = np.lib.stride_tricks.as_strided(array, shape, (array.itemsize, lld * array.itemsize))
         if array.ndim != 2 or array.shape[0] < rows.stop or array.shape[1] < cols.stop:
             raise ValueError(
-                f"the local array has shape {self.array.shape}, {shape[0]} x {shape[1]} with LLD_ {lld} is needed"
+                f"the local array has shape {self.array.shape}, but {shape[0]} x {shape[1]} with LLD_ {lld} is needed"
             )
         whole = array[: rows.stop, : cols.stop]
         if leading(whole)[0] != b"N" or (cols.stop > 1 and whole.strides[1] != lld * whole.itemsize):

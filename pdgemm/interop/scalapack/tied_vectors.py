@@ -1,4 +1,4 @@
-"""Vectors of a submatrix: ipiv and tau, distributed like its rows or columns, and w and s, whole on every process."""
+"""Vectors of a submatrix: ipiv and tau, distributed as its rows or columns, and w and s, the same on all processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Vector(Kind):
     """A one-dimensional array that belongs to a submatrix.
 
     of       : the name of sub(A).
-    elements : "index" for rows or columns of A, from 1; "number" of the type of A; "real" of the type of its real part.
-    axis     : entry l belongs to local row l of A for 0, to local column l for 1, from the first one of sub(A) on;
+    elements : "index": numbers of rows or columns of A, from 1; "number": of A's type; "real": of the type of its real
+               part.
+    axis     : 0: entry l belongs to local row l of A, from the first row of sub(A) on; 1: to local column l likewise;
                None: all processes have all entries.
-    length   : the name of the number of entries of all processes; empty for the smaller extent of sub(A).
+    length   : the name of the argument that is the global number of entries; "": the smaller extent of sub(A).
     updated  : the routine writes to it.
     """
 
@@ -51,9 +52,9 @@ class Vector(Kind):
 
 
 class VectorArgument:
-    """A vector that was passed, of `count` entries on all processes.
+    """A vector argument of one call, with `count` entries on all processes together.
 
-    first : the row or column of A that is the first one of sub(A), for indices; 0 for other elements.
+    first : for elements that are indices, the first row or column of sub(A) in A, from 1; 0 for other elements.
     """
 
     def __init__(self, kind: Vector, call: RoutineCall, name: str) -> None:
@@ -65,7 +66,7 @@ class VectorArgument:
 
     @cached_property
     def here(self) -> tuple[slice, Any]:
-        """The entries of this process, and the rows or columns of sub(A) to which they belong, from 0."""
+        """The slice of this process's entries, and the rows or columns of sub(A) to which they belong, from 0."""
         if self.axis is None:
             return slice(0, self.count), slice(0, self.count)
         desc, grid = self.sub.descriptor, self.sub.grid
@@ -77,9 +78,9 @@ class VectorArgument:
         return lines.local_window(*span, part), lines.window(*span).indices(part)
 
     def put(self, values: np.ndarray) -> None:
-        """Write this process's part of values that all processes have; indices are those of sub(A), from 0.
+        """Store this process's entries of `values`, which all processes hold; indices in it count from 0 in sub(A).
 
-        If all processes have all entries, there may be fewer values; the other entries stay as they are.
+        If all processes have all entries, there may be fewer values; the last entries are then not changed.
         """
         entries, lines = self.here
         if self.axis is None:
@@ -87,7 +88,7 @@ class VectorArgument:
         self.array[entries] = values[lines] + self.first
 
     def gathered(self) -> np.ndarray:
-        """Return all entries on every process; indices are those of sub(A), from 0.  Collective over the context.
+        """Return all entries on every process; indices count from 0 in sub(A).  Collective over the context.
 
         Raises IllegalArgument for an index outside of sub(A).
         """
@@ -95,8 +96,9 @@ class VectorArgument:
         whole = np.zeros(self.count, np.int64 if self.first else self.array.dtype)
         for where, values in self.sub.matrix.grid.comm.allgather((lines, self.array[entries])):
             whole[where] = values - self.first
-        if self.first and (wrong := np.flatnonzero((whole < 0) | (whole >= self.count)).tolist()):  # on all processes
+        if self.first and (wrong := np.flatnonzero((whole < 0) | (whole >= self.count)).tolist()):  # all raise
             at = wrong[0]
-            text = f"{self.name} says that row {self.first + at} was exchanged with row {self.first + whole[at]}"
+            rows = f"row {self.first + at} was exchanged with row {self.first + whole[at]}"
+            text = f"{self.name} says that {rows}, which is outside sub(A)"
             raise self.call.illegal(self.name, text)
         return whole

@@ -17,11 +17,14 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import empty_like
 
-SMALL = 512  # largest order for which LAPACK on one rank is faster than a division, or a join, on all ranks
+SMALL = 512  # largest order for which LAPACK on one rank is faster than a division on all ranks
 
 
 def divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMatrix, int]:
-    """Return all eigenvalues, in ascending order, the eigenvectors, and the number of divisions.  Collective."""
+    """Return all eigenvalues of H, ascending, the eigenvectors, and the number of divisions.  Collective.
+
+    scale : the Frobenius norm of the matrix that was divided first.
+    """
     n = len(H)
     if n <= SMALL:
         whole = H.to_global(0)
@@ -43,7 +46,7 @@ def divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMa
 
 
 def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistMatrix, DistMatrix]:
-    """Return orthonormal bases of the eigenvectors of eigenvalues above and below a number, about half on each side."""
+    """Return orthonormal bases of H's eigenvectors: for eigenvalues above a number, and below; about half each."""
     n, middle = len(H), float(np.median(H.diagonal().real))
     for sigma in (middle, mean, mean):  # there are eigenvalues above and below the mean
         sigma += 1e-3 * spread / sqrt(n)  # a number that is unlikely to be an eigenvalue
@@ -55,7 +58,7 @@ def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistM
             rest = add_to_diagonal(work.product(-1, above, above.H, C=U), 1)
             return above, _range(work, rest, n - count)
         spread = -7 * spread
-    raise LinAlgError(f"the spectrum of {H.distribution} could not be divided at {mean:.3g}")
+    raise LinAlgError(f"the spectrum of a matrix ({H.distribution}) could not be divided at {mean:.3g}")
 
 
 def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:

@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors of Hermitian matrices, and of pairs of them."""
+"""Eigenvalues and eigenvectors of Hermitian matrices, also of generalized problems with two matrices."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Protection
 from pdgemm.support.agreement import together
 
-LARGE_FOR_VALUES = 3072  # least order for which only eigenvalues are computed faster through a band than directly
+LARGE_FOR_VALUES = 3072  # least order from which eigenvalues without vectors are computed faster through a band
 STEPS = 300  # the most steps of block Lanczos; after these A is reduced
 # Least orders from which two stages are faster than one, with all vectors and with some.  On 2 ranks at 4096 one stage
-# took 8.4 s, with a tenth of the vectors 7.0 s, and two stages 8.1 s; products of A and a vector grow faster with n.
+# took 8.4 s, with a tenth of the vectors 7.0 s, and two stages 8.1 s; the time of one stage grows faster with n.
 LARGE, LARGE_FOR_PART = 16384, 6144
 
 Solved = tuple[np.ndarray, DistMatrix, int, dict[str, float]]  # w, V, steps, and facts of the report
@@ -71,8 +71,8 @@ def eigh(
 ) -> Any:
     """Return w and V with A V = V diag(w), for a Hermitian A, as scipy.linalg.eigh.  Collective over the grid of A.
 
-    A     : DistMatrix (n, n) of type s, d, c or z, of any layout; only one triangle is read, and of the
-        diagonal the real part.  A is not changed.
+    A     : DistMatrix (n, n) of type s, d, c or z, of any layout; only one triangle is read, and the real
+        part of the diagonal.  A is not changed.
     B     : None, or a Hermitian and positive definite DistMatrix (n, n) of A's type; the same triangle is read.
     lower : read the lower triangles, otherwise the upper.
     eigvals_only : return only w, in less time.
@@ -80,7 +80,7 @@ def eigh(
         3: B A v = w v, and V^H B^-1 V = I.
     subset_by_index : (lo, hi): the eigenvalues lo to hi, counted from 0 in ascending order, and their vectors.
     subset_by_value : (lo, hi): the eigenvalues in the interval (lo, hi], of which either end may be infinite.
-    k     : the k largest or smallest eigenvalues, `which`: by block Lanczos or, where 3 (k + 8) >= n, as a subset.
+    k, which : compute only the k largest or smallest eigenvalues, by block Lanczos or, if 3 (k + 8) >= n, as a subset.
     tolerance : largest residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
     steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.  By default 300, after
         which the pairs are computed as a subset: where many eigenvalues are close to the k-th, no number of
@@ -94,21 +94,21 @@ def eigh(
 
     On the host, reflections reduce A to a tridiagonal matrix: directly or, for large n, through a band of 64 diagonals.
     The eigenvectors of the tridiagonal matrix are computed by divide and conquer, and transformed back.  With m of n
-    vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, of which 2/3 n^3 stream A from
-    memory; LAPACK on one rank takes the last 1024 columns.  Through the band it takes (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P,
-    nearly all in products, and 400 n^2 in a pipeline of all ranks.  Only eigenvalues take 4/3 n^3/P flops, through the
-    band from n = 3072 on, with 400 n^2 on one rank.
+    vectors, for P ranks, the direct way takes (4/3 n^3 + 1/3 n^3 + 3 n^2 m)/P flops, 2/3 n^3 of them in products of
+    A and vectors, bound by memory; LAPACK reduces the last 1024 columns on one rank.  The way through the band takes
+    (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P, nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues
+    without vectors take 4/3 n^3/P flops, through the band from n = 3072 on, with 400 n^2 on one rank.
     Each rank receives about 3 n^2 words, and the words of the products; memory: about 5 n^2/P words besides A, and on
     one rank 1024^2.  Up to order 512, LAPACK solves the whole problem on one rank.
     On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
-    also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  This takes about 50 n^3/P
-    flops, all in products and Cholesky factorisations.
-    Block Lanczos works in 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  B takes a Cholesky
-    factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
+    also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  The divisions take about
+    50 n^3/P flops, in products and Cholesky factorisations.
+    Block Lanczos stores 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  B adds a
+    Cholesky factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
     After a division or Lanczos, `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F, as measured.
     Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where elements are NaN or
     infinite, B is not positive definite, or an iteration does not converge.
-    Error: |A V - V diag(w)| <= c n eps |A|, c about 1, the tolerance with Lanczos; with B, times |B^-1||B|.
+    Error: |A V - V diag(w)| <= c n eps |A|, c about 1, or with Lanczos the tolerance; with B, times |B^-1||B|.
     Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989; Bischof, Lang & Sun, ACM Trans. Math. Softw.
     26(4), 2000; Auckenthaler et al., Parallel Comput. 37(12), 2011; Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1),
     1995; Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013; Wu & Simon, SIAM J. Matrix Anal. Appl. 22(2), 2000.
@@ -129,7 +129,7 @@ def eigh(
         pair = Standard.of(work, H, B if lower else B.H, type)
         H = pair.C
     T = lower_triangle(H)
-    # the product of the two factors, by which the elements are near one, may overflow
+    # two factors that scale the largest element to about 1; their product may overflow
     near, far = near_one("A" if B is None else "A, or its product with B or the inverse of B,", T)
     T *= near
     T *= far
@@ -182,7 +182,7 @@ class Inertia(NamedTuple):
 def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
     """Return the numbers of negative, zero and positive eigenvalues of a Hermitian A.  Collective over the grid of A.
 
-    A, lower : as for `eigvalsh`.  Cost and errors are those of `eigvalsh`.  An eigenvalue is zero up to n eps |A|_2.
+    A, lower : as for `eigvalsh`.  Cost and errors are those of `eigvalsh`.  Eigenvalues up to n eps |A|_2 count as 0.
     """
     w = eigvalsh(A, lower=lower)
     least = len(A) * np.finfo(w.dtype).eps * np.abs(w).max(initial=0)
@@ -191,36 +191,36 @@ def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
 
 
 def _method(A: DistMatrix, subset: Subset, eigvals_only: bool, protect: Protection | None) -> str:
-    """Return the name of the fastest method for these eigenvalues, or pairs, of A."""
+    """Return the name in METHODS of the fastest method for the wanted eigenvalues, or eigenpairs, of A."""
     if len(A) <= division.SMALL or protect is not None or A.device != devices.HOST:
-        return "division"  # whose smallest problems LAPACK solves on one rank
+        return "division"  # includes problems up to order SMALL, which LAPACK solves on one rank
     if eigvals_only:
         return "values of a band" if len(A) >= LARGE_FOR_VALUES else "values"
     return "two stages" if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else "one stage"
 
 
 def _in_stages(reduction: type[OneStage | TwoStages], work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
-    """Return wanted eigenvalues and vectors by a reduction to tridiagonal form.  Collective."""
+    """Return the wanted eigenvalues and vectors by a reduction to tridiagonal form.  Collective."""
     form = reduction.of(work, T)
     w, V = tridiagonal_eigh(work, form.d, form.e, T, wanted)
     return w, form.apply(work, V), 0, {}
 
 
 def _values(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
-    """Return wanted eigenvalues by the tridiagonal form, and no vectors.  Collective."""
+    """Return the wanted eigenvalues by a reduction to tridiagonal form; no vectors are computed.  Collective."""
     form = OneStage.of(work, T)
     w = on_one_rank(T, eigenvalues_of_tridiagonal, form.d, form.e)
     return w[wanted(w)], T, 0, {}
 
 
 def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
-    """Return wanted eigenvalues by a band, and no vectors.  Collective."""
+    """Return the wanted eigenvalues by a reduction to a band; no vectors are computed.  Collective."""
     w = on_one_rank(T, eigenvalues_of_band, hermitian_band(work, T)[0])
     return w[wanted(w)], T, 0, {}
 
 
 def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
-    """Return wanted eigenvalues and vectors by division of the spectrum, or by LAPACK on one rank.  Collective."""
+    """Return the wanted eigenvalues and vectors by division of the spectrum, or LAPACK on one rank.  Collective."""
     H = work.did(both_triangles(T, "L"))
     scale = H.norm() or 1.0
     w, V, done = division.divided(work, H, scale)
@@ -228,7 +228,9 @@ def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
     part = wanted(w)
     residual = _residual(work, H, w[part], V[:, part]) / scale
     if residual > 10 * len(H) * dtypes.eps(H.dtype):
-        raise LinAlgError(f"the division of the spectrum of {H.distribution} lost digits: residual {residual:.1e}")
+        raise LinAlgError(
+            f"the division of the spectrum of a matrix ({H.distribution}) lost digits: residual {residual:.1e}"
+        )
     return w[part], V[:, part], done, {"residual": residual}
 
 
@@ -240,7 +242,7 @@ def _by_lanczos(
     scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
     try:
         w, V, done = lanczos(work, H, k, sign, scale, tolerance, steps)
-    except LinAlgError:  # on all ranks
+    except LinAlgError:  # raised on all ranks
         if may_fail:
             return None
         raise
@@ -278,7 +280,7 @@ def _check_pair(A: DistMatrix, B: DistMatrix | None, kind: int, protect: Protect
         raise DTypeError(f"A is {A.dtype}, and B {B.dtype}: they must be of one type")
     B.layout_in(A.grid)
     if protect is not None:
-        raise ArgumentError("protect is for products, and B is factored: leave one of them out")
+        raise ArgumentError("protect is for products, and B is factored: pass protect or B, not both")
 
 
 def _subset(
@@ -288,7 +290,7 @@ def _subset(
     n = len(A)
     as_name(which, "which", ("largest", "smallest"))
     if sum(x is not None for x in (by_index, by_value, k)) > 1:
-        raise ArgumentError("eigh takes one of k, subset_by_index and subset_by_value")
+        raise ArgumentError("eigh takes only one of k, subset_by_index and subset_by_value")
     if k is not None:
         k = as_count(k, "k", 1)
         if k > n:
@@ -341,9 +343,9 @@ def lanczos(
             used, T = X.shape[1], np.diag(w).astype(H.dtype)
             work.copy(X, V[:, :used])
             work.copy(AX, W[:, :used])
-        R = R[:, R.shape[1] - width :]  # plus noise, which leads out of the basis if a residual is a rounding error
+        R = R[:, R.shape[1] - width :]  # with noise, which extends the basis if a residual is a rounding error
         new, _ = orthonormal_basis(work, R, V[:, :used], 10 * dtypes.eps(H.dtype) * scale / sqrt(n), noise)
     raise LinAlgError(
-        f"{k} eigenvalues of {H.distribution} were not found in {steps} steps: residuals up to "
+        f"{k} eigenvalues of a matrix ({H.distribution}) were not found in {steps} steps: residuals up to "
         f"{residuals[-k:].max() / scale:.1e} of the norm, wanted {tolerance:.1e}; raise steps= or tolerance="
     )

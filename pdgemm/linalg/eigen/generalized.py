@@ -1,4 +1,4 @@
-"""The Hermitian eigenproblem of two matrices, as that of one: A v = w B v, A B v = w v or B A v = w v."""
+"""Generalized Hermitian eigenproblems, A v = w B v, A B v = w v and B A v = w v, as problems of one matrix."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Standard:
 
     @classmethod
     def of(cls, work: Work, A: DistMatrix, B: DistMatrix, kind: Literal[1, 2, 3]) -> Standard:
-        """Return the standard problem of A and B, whose lower triangles are read.  Collective.
+        """Return the standard problem for A and B; their lower triangles are read.  Collective.
 
         Raises LinAlgError on all ranks where B is not positive definite.
         """
@@ -52,7 +52,7 @@ class Standard:
 
     @classmethod
     def of_factor(cls, work: Work, A: DistMatrix, L: DistMatrix, kind: Literal[1, 2, 3]) -> Standard:
-        """Return the standard problem of A, whose lower triangle is read, and B = L L^H.  Collective."""
+        """Return the standard problem for A and B = L L^H; the lower triangle of A is read.  Collective."""
         H = work.did(both_triangles(A, "L"))
         first, second = ("N", "C") if kind == 1 else ("C", "N")
         apply = solve_triangular if kind == 1 else trmm
@@ -68,7 +68,7 @@ class Standard:
 
 
 def warn_unless_hermitian(work: Work, lower: bool, **matrices: DistMatrix | None) -> None:
-    """Warn on all ranks of matrices that are neither Hermitian, up to rounding, nor triangles.  Collective."""
+    """Warn on all ranks of matrices that are not Hermitian, unless the unread triangle is zero.  Collective."""
     for name, A in matrices.items():
         if A is None:
             continue
@@ -86,7 +86,7 @@ def warn_unless_hermitian(work: Work, lower: bool, **matrices: DistMatrix | None
 
 
 def lower_triangle(A: DistMatrix) -> DistMatrix:
-    """Return a copy of A with zeros above the diagonal, which is real, as LAPACK reads it.  Collective."""
+    """Return the lower triangle of A with the real part of the diagonal, as LAPACK reads A.  Collective."""
     T: DistMatrix = tril(A)
     make_diagonal_real(T)
     return T

@@ -25,13 +25,13 @@ Wanted = Callable[[np.ndarray], slice]
 
 
 class _Torn(NamedTuple):
-    """A tridiagonal matrix torn into leaves, which are solved.
+    """A tridiagonal matrix torn into diagonal blocks, the leaves, and the eigenvalues and vectors of the leaves.
 
-    like   : a matrix of the caller, whose grid all matrices are on.
-    empty  : a matrix (n, 0) with the rows, the grid and the type of all matrices of vectors.
+    like   : the argument of `tridiagonal_eigh`.
+    empty  : a matrix (n, 0) with the row distribution, the grid and the type of all matrices of eigenvectors.
     e      : the off-diagonal elements.
     leaf   : the order of all leaves but the last.
-    leaves : (n, leaf + 1) by rows, each leaf on one rank: row i has eigenvalue i of its leaf, and its vector.
+    leaves : (n, leaf + 1) by rows, each leaf on one rank: row i has eigenvalue i of the leaf, then the eigenvector.
     w      : the eigenvalues of the leaves.
     """
 
@@ -44,7 +44,7 @@ class _Torn(NamedTuple):
     w: np.ndarray
 
     def matrix(self, lo: int, hi: int, cols: int) -> DistMatrix:
-        """Return an uninitialised matrix of rows lo, ..., hi - 1, column-major.  Collective."""
+        """Return an uninitialised matrix (hi - lo, cols), distributed as rows lo, ..., hi - 1.  Collective."""
         rows = self.empty.distribution.rows.window(lo, hi)
         return empty_like(self.empty, distribution=Distribution(rows, BlockCyclic.even(cols, 1)))
 
@@ -89,7 +89,7 @@ def tridiagonal_eigh(
 
 
 def _leaves(empty: DistMatrix, d: np.ndarray, e: np.ndarray, leaf: int) -> DistMatrix:
-    """Return the eigenvalues and vectors of the leaves, as `_Torn` has them.  Collective; sends nothing."""
+    """Solve the leaves, each on its rank, and return the matrix `leaves` of `_Torn`.  Collective; sends nothing."""
     block = leaf, leaf + 1
     leaves = DistMatrix.empty((len(d), leaf + 1), grid=empty.grid, block=block, dtype=d.dtype)
     rows, x = leaves.indices()[0], leaves.stored
@@ -105,7 +105,10 @@ def _leaves(empty: DistMatrix, d: np.ndarray, e: np.ndarray, leaf: int) -> DistM
 def _solved(
     torn: _Torn, lo: int, hi: int, V: DistMatrix | None, wanted: Wanted | None = None
 ) -> tuple[np.ndarray, DistMatrix]:
-    """Return the eigenvalues of rows lo, ..., hi - 1, and their vectors, in V unless this is None.  Collective."""
+    """Return the eigenvalues and vectors of the block of rows lo, ..., hi - 1.   V : a matrix for the vectors, or None.
+
+    Collective.
+    """
     n, leaf = hi - lo, torn.leaf
     if n <= leaf:
         w = torn.w[lo:hi]
@@ -149,7 +152,7 @@ def _joined(
             X = torn.matrix(lo + at, lo + end, len(columns))
             _set_columns(X, np.arange(len(columns)), Q[at:end], columns)
             torn.work.product(1, X, _vectors(Q, system.d[which], z[which], some), C=W[at:end])
-            del X  # its memory is that of the next X
+            del X  # frees memory for the next X
         _set_columns(V, at_root, W, np.arange(len(at_root)))
     return values[order], V
 
@@ -161,7 +164,7 @@ def _set_columns(Y: DistMatrix, to: np.ndarray, X: DistMatrix, of: np.ndarray) -
 
 
 def _system(Q: DistMatrix, w: np.ndarray, e: float, half: int) -> Secular:
-    """Return the system that joins diag(V1, V2), the same to the bit on every rank.  Collective.
+    """Return the rank-one update that joins diag(V1, V2), the same to the bit on every rank.  Collective.
 
     e : the off-diagonal element between the halves.
     """
@@ -173,7 +176,7 @@ def _system(Q: DistMatrix, w: np.ndarray, e: float, half: int) -> Secular:
 
 
 def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
-    """Return the z whose secular equation has exactly the computed roots, and the roots.  Collective over Q.grid.
+    """Return z, changed so that its secular equation has exactly the computed roots, and the roots.  Collective.
 
     Each rank computes some of the roots, and all ranks receive all of them.
     """
@@ -196,7 +199,7 @@ def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
 
 
 def _vectors(Q: DistMatrix, d: np.ndarray, z: np.ndarray, roots: Roots) -> DistMatrix:
-    """Return the rows of d and z of the eigenvectors of the roots, by rows on the grid of Q.  Collective; no words."""
+    """Return the roots' eigenvectors, only the rows that belong to d and z, on Q's grid.  Collective; sends nothing."""
     U = DistMatrix.empty((len(d), len(roots.origins)), grid=Q.grid, dtype=Q.dtype, order="F")
     mine = U.indices()[0]
     for some in () if Q.grid.idle else slabs(U.shape[1], len(mine)):

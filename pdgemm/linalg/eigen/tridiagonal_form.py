@@ -1,7 +1,8 @@
 """The reduction of a Hermitian matrix to real tridiagonal form, A = Q T Q^H, in one stage or two, and products with Q.
 
-In two stages: to a band by products, and from the band.  Bischof, Lang & Sun, ACM Trans. Math. Softw. 26(4), 2000;
-Auckenthaler et al., Parallel Comput. 37(12), 2011; Haidar, Ltaief & Dongarra, SC 2011.
+The two stages reduce A to a band, by products, and the band to T.
+Bischof, Lang & Sun, ACM Trans. Math. Softw. 26(4), 2000; Auckenthaler et al., Parallel Comput. 37(12), 2011; Haidar,
+Ltaief & Dongarra, SC 2011.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ BAND = 64  # diagonals below the main one that a reduction to a band leaves
 
 @dataclass(frozen=True)
 class OneStage:
-    """A = Q T Q^H, where T is real and tridiagonal.
+    """The factors of A = Q T Q^H, where T is real and tridiagonal, from a reduction in one stage.
 
-    d, e : (n,) and (n - 1,), the diagonal and the subdiagonal of T.   tau : (n - 1,).  The same on every rank to the
-        last bit.
+    d, e : (n,) and (n - 1,), the diagonal and the subdiagonal of T.   tau : (n - 1,).  All three are the same to the
+        bit on every rank.
     F : DistMatrix (n, n) with the reflectors below its diagonal: Q = H_1 H_2 ..., H_k = I - tau_k v v^H, where v has
         zeros down to row k, 1 in row k + 1, and then the elements of column k of F.
     """
@@ -53,13 +54,13 @@ class OneStage:
 
     @classmethod
     def of(cls, work: Work, A: DistMatrix) -> OneStage:
-        """Reduce A, Hermitian and on the host, of which the lower triangle is read.  Collective over the grid of A.
+        """Reduce a Hermitian A on the host.  Collective over the grid of A.
 
-        Of the diagonal the real part is read, and A is not changed.
+        The lower triangle and the real part of the diagonal are read; A is not changed.
 
-        LAPACK reduces the last m = 1024 columns on one rank.  Cost of others per rank for P ranks: 4/3 (n^3 - m^3)/P
-        flops, half of them in products of the matrix and a vector; at most n^2/2 words in for panels, P for sums,
-        and n^2 for vectors, in 4 (n - m) (P - 1) messages.  Memory for n^2/P words, and on one rank for m^2.
+        LAPACK reduces the last m = 1024 columns on one rank.  Other columns, per rank for P ranks: 4/3 (n^3 - m^3)/P
+        flops, half of them in products of the matrix and a vector; about n^2/(2P) words in for panels, n^2/2 for
+        sums, and n^2 for vectors, in 4 (n - m) (P - 1) messages.  Memory for n^2/P words, and on one rank for m^2.
         Error: |A - Q T Q^H| <= c n eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
         Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989.
         """
@@ -82,7 +83,7 @@ class OneStage:
     def apply(self, work: Work, Y: DistMatrix) -> DistMatrix:
         """Return Q Y.  Collective.   Y : DistMatrix (n, k), real or of A's type.
 
-        Cost per rank for P ranks: 2 n^2 k / P flops, in products; n^2/2 words in, and those of a redistribution of Y.
+        Cost per rank for P ranks: 2 n^2 k / P flops, in products; n^2/2 words in, and a redistribution of Y.
         """
         X = work.did(in_whole_columns(Y, self.F))
         reflect_columns(self.F[1:, :-1], self.tau, X[1:], work.did)
@@ -112,8 +113,9 @@ def reduced_to_band(
 ) -> tuple[np.ndarray, DistMatrix]:
     """Return the band to which a panel algorithm reduces A, and the matrix with its reflectors.  Collective.
 
-    A : on the host; unchanged.   below : the band is below the diagonal, and row k of the result has the elements
-    b_{j+k,j}; otherwise the elements b_{j,j+k}.  The result (b + 1, n), b >= 1, is the same on every rank.
+    A : on the host; unchanged.   below : the band is below the diagonal.
+    The band is an array (b + 1, n), b >= 1, the same on every rank: row k has the elements b_{j+k,j} of a band below
+    the diagonal, else the elements b_{j,j+k}.
     """
     n, rows, cols = A.shape[1], A.distribution.rows, A.distribution.cols
     b = min(BAND, max(1, n - 1))
@@ -131,8 +133,9 @@ def reduced_to_band(
 def hermitian_band(work: Work, A: DistMatrix) -> tuple[np.ndarray, DistMatrix, np.ndarray]:
     """Return the band B of A = Q B Q^H, (b + 1, n) as `reduced_to_band` does, and the reflectors of Q.  Collective.
 
-    A : Hermitian and on the host, of which the lower triangle is read.
-    The reflectors F and tau are in rows b and below: Q is diag(I, H_1 H_2 ...) of `apply_reflectors`.
+    A : Hermitian and on the host; the lower triangle is read.
+    Q = diag(I, H_1 H_2 ...), where I has order b, and rows b and below of F, with tau, hold the reflectors H_j as for
+    `apply_reflectors`.
     """
     with together(A.grid.comm):  # a rank may lack memory
         tau = np.zeros(len(A), A.dtype)
@@ -142,7 +145,7 @@ def hermitian_band(work: Work, A: DistMatrix) -> tuple[np.ndarray, DistMatrix, n
 
 @dataclass(frozen=True)
 class TwoStages:
-    """A = Q T Q^H, where T is real and tridiagonal, and Q the product of the reflections of both stages.
+    """The factors of A = Q T Q^H from a reduction in two stages: T is real and tridiagonal, Q a product of reflections.
 
     d, e : the diagonal and the subdiagonal of T, the same on every rank.
     F, tau : the reflections of the first stage, as `hermitian_band` returns them.
@@ -158,7 +161,7 @@ class TwoStages:
 
     @classmethod
     def of(cls, work: Work, A: DistMatrix) -> TwoStages:
-        """Reduce A, Hermitian and on the host, of which the lower triangle is read.  Collective over the grid of A."""
+        """Reduce a Hermitian A on the host, by its lower triangle.  Collective over the grid of A."""
         band, F, tau = hermitian_band(work, A)
         schedule = ChaseSchedule(F.layout_in(F.grid), len(band) - 1, RING.name)
         with together(F.grid.comm):  # a rank may lack memory

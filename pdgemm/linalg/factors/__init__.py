@@ -1,1 +1,1 @@
-"""Cholesky, LU, QR, least squares, solves: arguments are checked, matrices redistributed, and panel algorithms run."""
+"""Cholesky, LU, QR, solves, rank-k updates: arguments are checked, matrices redistributed, and panel algorithms run."""

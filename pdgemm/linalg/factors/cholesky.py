@@ -19,7 +19,7 @@ from pdgemm.support.agreement import together
 
 
 class _Factor(Measured):
-    """A Cholesky factor, or the pair of `cho_factor`."""
+    """An operand that is a Cholesky factor, or the pair that `cho_factor` returns."""
 
     def array(self, x: Any) -> Any:
         return x[0] if isinstance(x, tuple) and len(x) == 2 else x

@@ -58,7 +58,7 @@ def regular(A: DistMatrix, rcond: float) -> float:
 
 
 def inverse_norm(steps: Steps, A: DistMatrix, solve: Solve) -> float:
-    """Return an estimate of |A^-1|_1: a lower bound, exact up to order 4, and rarely below a third.  Collective.
+    """Return an estimate of |A^-1|_1: a lower bound, exact up to order 4, rarely below |A^-1|_1 / 3.  Collective.
 
     Three solves with 4 columns each: first A^-1 X, where the columns of X are of equal elements, of alternating and
     growing elements, and of random signs; then A^-H S, where S has the signs, or phases, of A^-1 X; then the columns of
@@ -92,7 +92,10 @@ def _size(value: float) -> float:
 
 
 def _start(n: int) -> np.ndarray:
-    """Return the first vectors as columns of 1-norm 1, (n, min(n, COLUMNS)): constant, alternating, random signs."""
+    """Return the start vectors, columns of an (n, min(n, COLUMNS)) array: constant, alternating, of random signs.
+
+    Each has the 1-norm 1.
+    """
     i, number = np.arange(n), min(COLUMNS, n)
     x = np.sign(element_function("normal", 1, np.dtype(float))(i[:, None], np.arange(number)[None, :]))
     x[:, :1] = 1
@@ -101,9 +104,9 @@ def _start(n: int) -> np.ndarray:
 
 
 def one_norm(A: DistMatrix, kind: str, lower: bool) -> float:
-    """Return |A|_1 of the matrix that `solve` reads: all of A, a triangle, or the Hermitian matrix of one.  Collective.
+    """Return |A|_1 of the matrix that `solve` reads: A, a triangle, or a triangle's Hermitian matrix.  Collective.
 
-    kind  : a name of `pdgemm.linalg.factors.solve.structure`.
+    kind  : the structure of A, as `pdgemm.linalg.factors.solve.structure` returns it.
     lower : with "pos", the lower triangle is read.
     """
     if kind == "pos":

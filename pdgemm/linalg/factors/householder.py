@@ -85,8 +85,8 @@ def householder_factor(A: DistMatrix) -> tuple[DistMatrix, np.ndarray]:
     """Return R with reflectors below its diagonal, and tau, the same on every rank, as LAPACK's geqrf.  Collective.
 
     A : DistMatrix (m, n) as for `householder_qr`.  A = H_1 H_2 ... H_k R, where H_j = I - tau_j v v^H, and v has zeros
-    above row j, 1 in row j, and then the elements of column j below the diagonal.  Up to rounding the numbers are those
-    of one process.  Cost and errors are those of `householder_qr` without Q.
+    above row j, 1 in row j, and then the elements of column j below the diagonal.  Up to rounding the result does not
+    depend on the number of ranks.  Cost and errors are those of `householder_qr` without Q.
     """
     W, moves = to_factor("householder_factor", A, BLOCK, False)
     tau, what = np.zeros(min(A.shape), A.dtype), f"QR factors of a matrix ({shape_of(A)}) by Householder reflections"
@@ -147,12 +147,12 @@ def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, D
     Q and R are column-major, in the layout of A where this shares the work evenly and each BLOCK columns and rows are
     in one block, else in square blocks; `R.report` has the words.  BLOCK columns at a time are chosen in a sketch of
     BLOCK + MORE rows, and the rank that factors them orders them by LAPACK's geqp3.  So |r_jj| decreases among these
-    columns, and later ones exceed it by a small factor at most; it is about as large as the singular value s_j, except
-    for matrices such as Kahan's.  The last m' x n' elements, m' n' <= REST^2, are factored by geqp3 on one rank, except
-    on a device.  The random numbers do not depend on the layout, nor do the pivots, but for rounding.
+    columns, and a later |r_jj| is larger by a small factor at most; |r_jj| is about as large as the singular value s_j,
+    except for matrices such as Kahan's.  The last m' x n' elements, m' n' <= REST^2, are factored by geqp3 on one rank,
+    except on a device.  The random numbers and, up to rounding, the pivots do not depend on the layout.
 
-    Cost per rank for P ranks, b = BLOCK, m >= n: the flops of `householder_qr`, and 2 m n b/P for each sketch, of which
-    most matrices take one; on one rank 3 n^2 b to choose columns, and 4/3 REST^3 for the rest.  Words in: those of
+    Cost per rank for P ranks, b = BLOCK, m >= n: the flops of `householder_qr`, and 2 m n b/P for each sketch (most
+    matrices take one); on one rank 3 n^2 b to choose columns, and 4/3 REST^3 for the rest.  Words in: those of
     `householder_qr`, and at most 2 m n/P for columns that change places; n^2/2 for rows of R, and REST^2, on one rank.
     Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: that of `householder_qr`.
@@ -170,7 +170,7 @@ def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, D
 
 
 class PivotedFactor(NamedTuple):
-    """A[:, p] = Q R, where R and the reflectors of Q, with tau, are in F, as `householder_factor` returns them."""
+    """The factors of A[:, p] = Q R: R and the reflectors of Q in F, and tau, as from `householder_factor`; and p."""
 
     F: DistMatrix
     tau: np.ndarray
@@ -181,7 +181,7 @@ class PivotedFactor(NamedTuple):
 def pivoted_factor(name: str, A: DistMatrix, steps: Steps) -> PivotedFactor:
     """Factor A as `pivoted_qr` does, without forming Q.  Collective.   name : the calling function, for messages."""
     (m, n), k, what = A.shape, min(A.shape), f"QR factors of a matrix ({shape_of(A)}) with column pivoting"
-    W, moves = to_factor(f"{name} with column pivoting", A, BLOCK, False, order="F", aligned=True)  # whole columns move
+    W, moves = to_factor(f"{name} with column pivoting", A, BLOCK, False, order="F", aligned=True)  # columns are moved
     reduced = _reduced(m, n) if W.device == devices.HOST else k
     schedule = PivotedSchedule(
         W.layout_in(W.grid), BLOCK, can_read(W), wants_q=False, device=device_of(W), columns=reduced, more=MORE

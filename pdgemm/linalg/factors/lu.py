@@ -37,7 +37,8 @@ from pdgemm.schedules.panels.row_moves import PermutationSchedule, permutation
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.transport.panels.row_exchange import exchange_rows
 
-BLOCK, PANEL = 128, 256  # block size of working copies; widest panel: one rank factors a panel, slower than a product
+# block size of working copies; width of the widest panel: one rank factors a panel, more slowly than a product runs
+BLOCK, PANEL = 128, 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,7 @@ class SlogDet(NamedTuple):
 
 
 def _unscaled(factors: LU, exponent: int) -> LU:
-    """Return the factors of 2^exponent A, of which U may have more zero pivots.  Collective."""
+    """Return the LU factors of 2^exponent A, given those of A; U may underflow to more zero pivots.  Collective."""
     W = times_upper(factors.LU, exponent)
     return LU(W, factors.pivots, _first_zero(W.diagonal()))
 
@@ -98,7 +99,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P: 2n^3/(3P) flops for m = n; n^2/2 (1/Pr + 1/Pc) words in for L and U.  On all ranks
-    together at most n^2 words for panels, each of which one rank factors, and 3 n^2/2 for rows that pivots exchange.
+    together at most n^2 words for panels (one rank factors a panel), and 3 n^2/2 for rows that pivoting exchanges.
     Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
@@ -119,7 +120,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 
 
 class _Factors(Measured):
-    """LU factors: the diagonal of U is measured, and U is multiplied."""
+    """An operand that is LU factors: the diagonal of U is measured, and U is multiplied by a power of two."""
 
     def array(self, x: Any) -> Any:
         return x.LU if isinstance(x, LU) else x[0] if isinstance(x, tuple) and x else x
@@ -177,7 +178,7 @@ def lu_solve(
 
 
 def _of_pair(factors: DistMatrix, pivots: Any) -> LU:
-    """Return SciPy's pair as LU.  Collective over the grid of the factors."""
+    """Return SciPy's pair of factors and pivots as an `LU`.  Collective over the grid of the factors."""
     with together(factors.grid.comm) as arguments:
         numbers, (m, n) = np.asarray(pivots), factors.shape
         if numbers.shape != (min(m, n),) or numbers.dtype.kind not in "iu" or ((numbers < 0) | (numbers >= m)).any():
@@ -187,7 +188,7 @@ def _of_pair(factors: DistMatrix, pivots: Any) -> LU:
 
 
 def _first_zero(diagonal: np.ndarray) -> int:
-    """Return the number, counted from 1, of the first zero, or 0."""
+    """Return the number, counted from 1, of the first zero on a diagonal; 0 if no element is zero."""
     zeros = np.flatnonzero(diagonal == 0)
     return int(zeros[0]) + 1 if zeros.size else 0
 
@@ -286,7 +287,7 @@ def _determinant(A: DistMatrix) -> tuple[Any, int]:
 
 @in_range(lambda split, a: (split[0], np.append(split[1], np.sum(a.rows) + np.sum(a.cols))), A=EQUILIBRATED)
 def _eliminated(A: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
-    """Return mantissas and exponents of the sign of P, and of the diagonal of U, of P A = L U.  Collective.
+    """Return mantissas and exponents of the factors of det A: U's diagonal and P's sign in P A = L U.  Collective.
 
     Warns on all ranks where no digit of the product may be right.
     """
@@ -321,6 +322,6 @@ def rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
 
 
 def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x as numbers whose larger part is between 1/2 and 1, and exponents of powers of 2."""
+    """Return x as numbers whose larger real or imaginary part is between 1/2 and 1, and as exponents of 2."""
     exponents = np.frexp(size_of(x))[1]
     return times(x, -exponents), exponents

@@ -37,15 +37,15 @@ from pdgemm.support.agreement import described_elements, together
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OPERANDS = ("A", "B", "L")
-# functions whose NumPy results for integers are integers, or that take integers without conversion
+# functions that take matrices of integers as they are; the others convert integers to float64
 _OF_INTEGERS = ("kron", "matrix_power", "matvec", "norm", "outer")
 
 
 def takes_arrays(function: F) -> F:
-    """Return the function with operands as for `@`: besides a matrix, arrays that are the same on every rank.
+    """Return the function, extended to lists and arrays as operands, as for `@`; all ranks pass the same ones.
 
-    A list is an array; a 2-D array is distributed over the grid of the first matrix, a 1-D array is a vector as before.
-    Integers become float64, as in NumPy, unless the results of integers are integers.
+    A list becomes an array.  A 2-D array is distributed over the grid of the first matrix; a 1-D array stays a vector.
+    A matrix of integers is converted to float64, as in NumPy, except for the functions in _OF_INTEGERS.
     """
     names, name = tuple(signature(function).parameters), function.__name__
 
@@ -71,7 +71,7 @@ def takes_arrays(function: F) -> F:
         return function(*operands, **{key: taken(key, x) for key, x in options.items()})
 
     changed: Any = taking
-    changed.__code__ = changed.__code__.replace(co_qualname=function.__qualname__)  # which the watchdog shows
+    changed.__code__ = changed.__code__.replace(co_qualname=function.__qualname__)  # shown by the watchdog
     return changed
 
 
@@ -136,7 +136,7 @@ def common_dtype(*arrays: Any) -> np.dtype:
     dtype = np.result_type(*(x.dtype for x in arrays))
     dtype = np.dtype(float) if dtype.kind in "biu" else dtype
     if dtype not in dtypes.BLAS:
-        raise DTypeError(f"{dtype} is not one of {dtypes.names(dtypes.BLAS)}")
+        raise DTypeError(f"the common type of the operands is {dtype}, which is not one of {dtypes.names(dtypes.BLAS)}")
     return dtype
 
 
@@ -155,7 +155,7 @@ def to_factor(
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
     others : other arguments that the ranks compare.   order : memory order of the copy; None: that of A.
-    aligned : all panels, of `block` columns, begin at multiples of `block`: each is in one block.
+    aligned : all panels of `block` columns must begin at multiples of `block`, so that each is in one block.
     square : A must be square.   transposed : A^T is returned, or a copy of it.
     """
     with together(communicator(A=A)) as arguments:

@@ -24,7 +24,7 @@ from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import QRMethod, QRMode
 from pdgemm.support.agreement import together
 
-_fastest: dict[Any, str] = {}  # the results of `fastest_method` for the last layouts
+_fastest: dict[Any, str] = {}  # cached results of `fastest_method`, by layout
 
 
 class _Columns(Measured):
@@ -32,7 +32,8 @@ class _Columns(Measured):
 
     def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
         low, high = super().limits(kind, values)
-        squares = low // 2 + 2 * int(kind.nmant), high // 2 - 16  # also of smaller columns, and of 2^16 rows
+        # with room for columns of smaller elements, and for sums over rows
+        squares = low // 2 + 2 * int(kind.nmant), high // 2 - 16
         return squares if str(values.get("method")) == "cholesky" else (low, high)
 
 
@@ -65,15 +66,15 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
                          1e10 (1e4 in single precision) of the columns scaled to one length;
              "tsqr"      a tree of Householder's factorisations, for any A, of any rank;
              "householder"  blocked reflections on any grid, for A of any shape and rank; made for matrices that are
-                         not tall, in square blocks; `Q.report` is then a Report;
+                         not tall, in square blocks; `Q.report` is the Report of this algorithm;
              "auto"      "householder" where its plan takes less time than the plan of "cholesky".  Otherwise the
                          method is "cholesky" where it is accurate, else "tsqr".  Accurate means |Q^H Q - I| <= 1/2,
                          measured before the last pass, and no pivot of Cholesky's factorisation that is as small as a
                          rounding error.
 
     pivoting : return also p, an array of n column numbers, the same on every rank, where A[:, p] = Q R, as
-             scipy.linalg.qr; the method is "householder".  |r_jj| decreases, but for small factors, and is about as
-             large as the singular value s_j of most matrices: see `pdgemm.linalg.factors.householder`.
+             scipy.linalg.qr; the method is "householder".  |r_jj| decreases, up to small factors, and for most
+             matrices is about as large as the singular value s_j: see `pdgemm.linalg.factors.householder`.
 
     The diagonal of R is real and >= 0 with each method, so that Q and R of full rank are the same on any number of
     ranks (the diagonal of LAPACK and NumPy may have any sign).  Q has the layout of A; R is on the same grid, with its
@@ -85,8 +86,9 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
     flops, and 2n^2 words in for each of log2(P) levels of its tree.  Memory: twice the rank's share of A, and 4n^2
     words, because every rank holds all of R.  If A is not distributed by rows (ProcessGrid(comm, (P, 1))), 2mn/P more
     words in.  If A is wide, Q and the first m columns of R are the factors of the first m columns of A, and the other
-    columns of R are Q^H times the other columns of A.  "householder": see `householder_qr`; pivots of 64 columns at a
-    time take 148 m n/P more flops, and 192 n^2 on one rank; at most 2 m n/P more words in, and n^2/2 on one rank.
+    columns of R are Q^H times the other columns of A.  "householder": see `householder_qr`; pivoting, of 64
+    columns at a time, takes 148 m n/P more flops, and 192 n^2 on one rank; at most 2 m n/P more words in, and n^2/2 on
+    one rank.
     Error: |Q^H Q - I| and |A - Q R| / |A| are O(n eps) (Yamamoto et al., Electron. Trans. Numer. Anal. 44, 2015; Fukaya
     et al., SIAM J. Sci. Comput. 42(1), 2020; Demmel, Grigori, Hoemmen & Langou, SIAM J. Sci. Comput. 34(1), 2012).
     Pivots: Duersch & Gu, SIAM J. Sci. Comput. 39(4), 2017.
@@ -99,7 +101,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
         as_name(mode, "mode", get_args(QRMode))
         as_name(method, "method", get_args(QRMethod))
         if pivoting and method not in ("auto", "householder"):
-            raise ArgumentError(f'columns are pivoted by method="householder", not by {method!r}')
+            raise ArgumentError(f'pivoting=True takes method="auto" or "householder", got {method!r}')
     Q, R, p = _factors(A, method, mode != "r", bool(pivoting), start)
     results = (*(() if mode == "r" else (Q,)), R, *((p,) if pivoting else ()))
     return results if len(results) > 1 else R
@@ -107,7 +109,7 @@ def qr(A: DistMatrix, *, mode: QRMode = "reduced", method: QRMethod = "auto", pi
 
 @in_range(lambda factors, a: (factors[0], times(factors[1], a), factors[2]), A=_Columns())
 def _factors(A: DistMatrix, method: str, want_q: bool, pivoting: bool, start: float) -> tuple[Any, DistMatrix, Any]:
-    """Return Q, R and p as `qr`; some methods return also those that are not wanted.  Collective."""
+    """Return Q, R and p as `qr` does; a result that is not wanted may be None.  Collective."""
     if pivoting or (fastest_method(A) if method == "auto" else method) == "householder":
         return _by_reflections(A, want_q, pivoting)
     return *factored(A, method, start=start), None
@@ -134,7 +136,7 @@ def factored(
 
 
 def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) -> tuple[Any, DistMatrix, np.ndarray]:
-    """Return Q in the layout of A; R in that of `householder_qr`, or of `beneath` if A was redistributed; and p."""
+    """Return Q in A's layout; R in the layout of `householder_qr`, or of `beneath` if A was redistributed; and p."""
     steps, k, p = Steps(), min(A.shape), np.arange(A.shape[1])
     Q: DistMatrix | None
     if pivoting:
@@ -153,9 +155,9 @@ def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) 
 
 
 def fastest_method(A: DistMatrix) -> str:
-    """Return "householder" or "auto", the method whose program takes less time; "auto" on a device.  Local.
+    """Return "householder", or "auto" for CholeskyQR2 or TSQR: the method whose plan is faster.  Local.
 
-    If all columns fit in one panel of reflections, one rank would factor them all: then "auto", too.
+    Also "auto" on a device, and if all columns fit in one panel of reflections, which one rank would factor.
     """
     if min(A.shape) <= BLOCK or A.device != devices.HOST:
         return "auto"
@@ -170,7 +172,7 @@ def fastest_method(A: DistMatrix) -> str:
 
 
 def _make_diagonal_positive(Q: DistMatrix | None, R: DistMatrix) -> None:
-    """Make the real diagonal of R >= 0 by changing the signs of rows of R and of columns of Q, if any.  Collective."""
+    """Make the real diagonal of R >= 0 by the signs of rows of R and, unless Q is None, columns of Q.  Collective."""
     signs = np.where(R.diagonal().real < 0, -1, 1).astype(R.dtype)
     R *= signs[:, None]
     if Q is not None:

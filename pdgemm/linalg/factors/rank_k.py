@@ -1,4 +1,4 @@
-"""One triangle of A A^H, of A A^T, and of the sum of A B^H or A B^T and its own transpose; and Gram matrices."""
+"""Rank-k and rank-2k updates: one triangle of A A^H, A A^T, A B^H + B A^H or A B^T + B A^T; and Gram matrices."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
     uplo : "full": both triangles; "L" or "U": this triangle, the other is zero.
     options : the options of `herk`.
 
-    The result has the layout of a new matrix of `herk`; with "full" it is exactly Hermitian.  `report` is the report
+    The result has the layout of a new C of `herk`; with "full" it is exactly Hermitian.  `report` is the report
     of the product, and of the redistribution that fills the other triangle.
 
     Cost per rank: m n^2/P flops, half the flops of a product; words in as for `herk`, and n^2/P for the other triangle.
@@ -188,10 +188,10 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
 
 
 def both_triangles(A: DistMatrix, triangle: TriangleName, hermitian: bool = True) -> DistMatrix:
-    """Return the Hermitian, or else the symmetric, matrix of a triangle of A, in the layout of A.  Collective.
+    """Return the Hermitian (or symmetric) matrix that has a triangle of A, in the layout of A.  Collective.
 
-    The other triangle of A is sent, too, but not used, and neither are imaginary parts of the diagonal of a Hermitian
-    matrix; `report` is that of the redistribution.
+    The other triangle of A is sent, too, but not used; imaginary parts of the diagonal of a Hermitian matrix are set to
+    zero.  `report` is that of the redistribution.
     """
     full = redistribute(A.H if hermitian else A.T, like=A)
     store(full.stored, A.stored, CONVERT if A.conjugated == full.conjugated else CONJUGATE, within=_within(triangle, A))
@@ -247,7 +247,9 @@ class RankUpdate(NamedTuple):
         if self.unknown:
             raise ArgumentError(f"unknown options: {', '.join(self.unknown)}")
         if self.protect is not None:
-            raise ArgumentError("protect compares whole rows of a product, not of a triangle: pdgemm(alpha, A, A.H)")
+            raise ArgumentError(
+                "protect compares whole rows of a product, and this is a triangle: use pdgemm(alpha, A, A.H)"
+            )
         uplo: Any = as_name(self.uplo, "uplo", ("L", "U"))
         letter, other = op_letter(self.trans, "trans"), "C" if self.hermitian else "T"
         if letter not in ("N", other):
@@ -271,7 +273,7 @@ class RankUpdate(NamedTuple):
 
 
 def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:
-    """Return C, all zeros, on the base grid of A: in the layout of A B, or in square blocks if this is uneven."""
+    """Return C, all zeros, on the base grid of A: in the layout of A B, or in square blocks if that is uneven."""
     grid, n = A.grid.base, A.shape[0]
     C = Distribution(A.distribution.rows, B.distribution.cols) if grid.same_as(A.grid) else None
     if C is None or C.grid_shape != grid.shape or not _even(C, triangle):

@@ -78,10 +78,10 @@ def solve(
     X has the layout of B; `X.report` is the sum of the reports of the factorisation and the solves.
     Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half as many, and 2 n^2 m/P; with refine these flops are
     in single precision, and each step has 4 n^2 m/P flops.  "sym" and "her" send n^2/P words for the other triangle.
-    Badly scaled rows and columns are scaled by powers of two before A is factored: in a general matrix where ratios of
-    their largest elements are below 1/10, as by LAPACK's gesvx, and in others where such a ratio is below eps.  So no
-    row is lost because its multipliers underflow.  A and B are not changed, and each column of B is scaled by a power
-    of its own.
+    Badly scaled rows and columns are scaled by powers of two before A is factored, so that no row is lost because its
+    multipliers underflow: those of a general matrix if the largest elements of two rows or columns have a ratio below
+    1/10, as in LAPACK's gesvx, those of other matrices if this ratio is below eps.  A and B are not changed, and each
+    column of B is scaled by a power of its own.
     `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1), for the scaled A, by three solves with 4 columns, 24 n^2/P
     flops: see `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if
     rcond is less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without this
@@ -89,7 +89,7 @@ def solve(
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     DeviceError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column and the scaled A (Higham, Accuracy and Stability
-    of Numerical Algorithms, 2002, 9.4); with "pos" |R^H||R| takes the place of |L||U| (10.4).  Refinement is that of
+    of Numerical Algorithms, 2002, 9.4); with "pos" |L||L^H| instead of |L||U| (10.4).  Refinement is that of
     LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit floating point arithmetic in obtaining 64 bit
     accuracy, SC 2006.
     """
@@ -103,7 +103,8 @@ def solve(
                 check_result(name, x, other)
         if refine and (kind not in ("gen", *SYMMETRIC) or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
             raise DTypeError(
-                f"refine=True is for general matrices of float64 or complex128, A is {A.dtype}, assumed {kind!r}"
+                "refine=True is for general matrices of float64 or complex128, "
+                f"but A is {A.dtype}, with assume_a {kind!r}"
             )
         how = bool(lower), bool(transposed), bool(refine), bool(overwrite_a), bool(overwrite_b)
         arguments += ["solve", kind, how, *operand_description(A, B)]
@@ -125,7 +126,7 @@ _scaled_back = in_range(
 def _solved(
     steps: Steps, A: DistMatrix, B: Any, kind: str, lower: bool, transposed: bool, overwrite_a: bool, overwrite_b: bool
 ) -> Any:
-    """Return X as `solve`.   kind : the structure.   Collective over the grid of A."""
+    """Return X as `solve` does.   kind : the structure of A.   Collective over the grid of A."""
     trans: Any = "T" if transposed else "N"
     norm = one_norm(A, kind, lower)  # before factors are stored in A
     if kind == "pos":
@@ -178,7 +179,7 @@ def inv(A: DistMatrix, *, overwrite_a: bool = False, assume_a: str = "gen", lowe
 
 @in_range(lambda X, a: times(X, -a.T), A=EQUILIBRATED)
 def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: bool) -> DistMatrix:
-    """Return A^-1 as `inv`.   kind : the structure.   Collective over the grid of A."""
+    """Return A^-1 as `inv` does.   kind : the structure of A.   Collective over the grid of A."""
     norm = one_norm(A, kind, lower)
     if kind == "pos":
         L = steps.did(cholesky(A, lower=lower, overwrite_a=overwrite_a))
@@ -198,7 +199,7 @@ def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: b
 
 
 def inverse_by_lu(steps: Steps, factors: LU) -> DistMatrix:
-    """Return A^-1 = U^-1 L^-1 P, given the factors of a regular A.  Collective.   steps : records the reports."""
+    """Return A^-1 = U^-1 L^-1 P, given the factors of a nonsingular A.  Collective.   steps : records the reports."""
     Y = steps.did(inv_triangular(factors.LU, lower=True, unit_diagonal=True))
     X = steps.did(solve_triangular(factors.LU, Y, overwrite_b=True))
     return steps.did(permuted(X.T, np.argsort(factors.perm))).T
@@ -212,7 +213,7 @@ def structure(assume_a: str) -> str:
 
 
 def _whole(steps: Steps, A: DistMatrix, kind: str, lower: bool) -> DistMatrix:
-    """Return the symmetric or Hermitian matrix of a triangle of A.  Collective."""
+    """Return the symmetric or Hermitian matrix, both triangles, that one triangle of A defines.  Collective."""
     return steps.did(both_triangles(A, "L" if lower else "U", kind == "her"))
 
 
@@ -235,7 +236,7 @@ def _regular_diagonal(A: DistMatrix) -> np.ndarray:
     diagonal = A.diagonal()
     zeros = np.flatnonzero(diagonal == 0)
     if zeros.size:
-        where = f"element number {zeros[0] + 1} of its diagonal, from 1, is zero"
+        where = f"element {zeros[0] + 1} of its diagonal, counted from 1, is zero"
         raise LinAlgError(f"A ({shape_of(A)} on a {A.grid} grid) is singular: {where}")
     return diagonal
 
@@ -252,7 +253,7 @@ def _over(X: Any, diagonal: np.ndarray) -> Any:
 
 @_scaled_back
 def _refined(steps: Steps, A: DistMatrix, B: Any, transposed: bool, overwrite_a: bool, overwrite_b: bool) -> Any:
-    """Return X as `solve`, by factors in single precision and refinement; if this fails, in double precision.
+    """Return X as `solve` does, by factors in single precision and refinement; if this fails, in double precision.
 
     Collective over the grid of A.
     """
@@ -271,8 +272,8 @@ def _refined(steps: Steps, A: DistMatrix, B: Any, transposed: bool, overwrite_a:
         steps.did(factors.LU)
         limit = np.sqrt(A.shape[0]) * dtypes.eps(dtype) * M.norm(np.inf)
         rcond = 0.0 if factors.zero_pivot else rcond_by_lu(steps, factors, norm)
-        # if A is nearly singular in single precision, small residuals do not show that X is accurate, and an element
-        # of X may depend only on an element of B that is zero in single precision
+        # small residuals do not show that X is accurate where A is nearly singular in single precision, or where an
+        # element of X depends only on an element of B that is zero in single precision
         kept = A.grid.expected(in_type(B, single).vector_norm(0) == B.vector_norm(0), True)
         X = corrected(B) if rcond >= 10 * dtypes.eps(single) and kept else None
         while X is not None:

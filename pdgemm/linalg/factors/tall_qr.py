@@ -45,7 +45,7 @@ def text_of_qr(report: Any) -> str:
 
 
 class TallQR(NamedTuple):
-    """The factors of A = Q R: Q row-major, by rows on a grid of one grid column, and R on every rank, on the host."""
+    """The factors of A = Q R: Q row-major, by rows on a grid of one column; R, a host array, on every rank."""
 
     Q: DistMatrix
     R: np.ndarray
@@ -59,7 +59,7 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
     passes : number of passes of CholeskyQR to plan.
 
     A matrix that is not distributed by rows is redistributed by rows first.  For a matrix on a device, the work on
-    its rows runs there, by cuSOLVER in TSQR, and the host works on matrices n x n.
+    its rows runs there, by cuSOLVER in TSQR, and the work on n x n matrices on the host.
     Raises LayoutError if m < n, and LinAlgError where Q of method "cholesky" is not accurate; on all ranks.
     """
     start = perf_counter()
@@ -89,8 +89,8 @@ def tall_qr(A: DistMatrix, method: str = "auto", passes: int = PASSES) -> TallQR
         R, done = outcome.R, "cholesky"
         if R is None and method == "cholesky":
             raise LinAlgError(
-                f"the columns of A ({shape_of(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or too "
-                'long or short for their squares: use method="auto" or "tsqr"'
+                f"the columns of A ({shape_of(A)} on a {A.grid} grid) are too nearly dependent for CholeskyQR2, or "
+                'their squares overflow or underflow: use method="auto" or "tsqr"'
             )
         if R is None:
             with together(comm):  # a device may lack memory, or cuSOLVER, on one rank
@@ -197,13 +197,13 @@ def beneath(A: DistMatrix) -> Distribution:
 
 
 def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dtype]:
-    """Return the ranks in the order of their rows of X, idle ranks last; their row counts; the columns; the type."""
+    """Return the ranks in the order of their rows of X, idle ranks last; the row counts; the column count; the type."""
     grid, counts = X.grid, [X.distribution.rows.count(i) for i in range(X.grid.shape[0])]
     idle = sorted({*range(grid.size)} - {*grid.rank_map})
     return (*grid.rank_map, *idle), (*counts, *[0] * len(idle)), X.shape[1], X.dtype
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:
-    """Return the grid of A if it has one grid column, else such a grid of the same ranks.  Collective if it is new."""
+    """Return A's grid if it has one column, else a grid of one column of its ranks.  Collective if it is new."""
     ranks = A.grid.rank_map
     return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)

@@ -31,7 +31,7 @@ from pdgemm.schedules.panels.panel_schedule import is_balanced
 from pdgemm.support.agreement import together
 
 BLOCK = 128  # block size of working copies: large enough for BLAS, small enough for the ranks to share the last blocks
-PANEL = 256  # width of the widest panel, where blocks are as wide: one update is faster than two with narrower panels
+PANEL = 256  # width of the widest panel, if blocks are as wide: one update is faster than two by panels half as wide
 
 
 _TRIANGLE = Measured(diagonal=True, unless="unit_diagonal")
@@ -111,11 +111,11 @@ def inv_triangular(A: DistMatrix, *, lower: bool = False, unit_diagonal: bool = 
 def _triangular(
     name: str, A: DistMatrix, B: Any, lower: bool, trans: str, unit: bool, side: str, alpha: Any, overwrite_b: bool
 ) -> Any:
-    """Return X of `solve_triangular`, or with the name "trmm" the product of `trmm`.  Collective over the grid of A."""
+    """Return the result of `solve_triangular`, or of `trmm` if `name` is "trmm".  Collective over the grid of A."""
     steps, solves = Steps(), name != "trmm"
     with together(communicator(A=A, B=B)) as arguments:
         check_operand("A", A, square=True, panels=True)
-        # with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T
+        # side "R" is solved with op(A) on the left: X op(A) = alpha B is op(A)^T X^T = alpha B^T
         letter = op_letter(trans, "trans")
         M, lower = op(A, letter), bool(lower) != (letter != "N")
         check_right_side(A, B, as_name(side, "side", ("L", "R")))

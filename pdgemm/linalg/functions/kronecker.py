@@ -44,7 +44,7 @@ def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
         M = op(A, letter := op_letter(trans, "trans"))
         arguments += ["matvec", A.distribution, A.dtype, letter, isinstance(x, DistMatrix)]
         if isinstance(x, DistMatrix) and x.shape != (M.shape[1], 1):
-            raise LayoutError(f"op(A) is {shape_of(M)}, but x is {shape_of(x)}; one column of that length was expected")
+            raise LayoutError(f"op(A) is {shape_of(M)}, so x must be {M.shape[1]} x 1, but it is {shape_of(x)}")
         if conjugated := letter == "C" and not isinstance(x, DistMatrix):
             x = to_host(devices.adopted(x))
             element_type(x.dtype)  # raises if the elements are not numbers
@@ -112,7 +112,7 @@ def kron(A: Any, B: Any) -> DistMatrix:
 
 
 def _multiply(x: Array, y: Array, product: Array) -> None:
-    """Set `product` to the Kronecker product of x and y, all in one memory; a device works in slabs.  Local."""
+    """Set `product` to the Kronecker product of x and y; all are on the host, or on one device.  Local."""
     if product.strides[0] < product.strides[1]:
         x, y, product = x.T, y.T, product.T
     parts = product.reshape(len(x), len(y), x.shape[1], y.shape[1])

@@ -103,7 +103,7 @@ def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) ->
 
 
 # Taylor's polynomials of degree 8 and 18 by 3 and 5 products.  _LARGEST: the largest norm for which the backward error
-# is below eps, for 32-bit and for other types.  Then the coefficients of I, A, A^2, ... in the factors of a polynomial.
+# is below eps, for 32-bit and for other types.  _EIGHT, _EIGHTEEN: for each factor, the coefficients of I, A, A^2, ...
 _LARGEST = {8: (5.800524627688768e-01, 4.991228871115323e-02), 18: (3.010066362817634, 1.090863719290036)}
 _R = 177**0.5
 _EIGHT = (
@@ -137,7 +137,7 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     Bader, Blanes & Casas, Mathematics 7(12), 2019; Al-Mohy & Higham, SIAM J. Matrix Anal. Appl. 31(3), 2009.
     """
     work, size, halvings = started("expm", A, protect), A.norm(1), 0
-    if not isfinite(size):  # because of an element, or of a sum
+    if not isfinite(size):  # an element is not finite, or a sum overflows
         near_one("A", A)
         halvings = len(A).bit_length() + 1
         A = A * 2.0**-halvings
@@ -245,5 +245,6 @@ def _denman_beavers(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         if change >= last / 2 and change < dtypes.eps(A.dtype) ** 0.5:  # only rounding errors are left
             return X, step + 1
     raise LinAlgError(
-        f"the square root of {A.distribution} did not converge: a real matrix with negative eigenvalues has no real one"
+        f"the square root of a matrix ({A.distribution}) did not converge; a real matrix with negative eigenvalues has "
+        "no real principal square root"
     )

@@ -36,8 +36,9 @@ def polar(A: DistMatrix, *, protect: Protection | None = None) -> tuple[DistMatr
     The steps are QDWH steps X := b/c X + (a - b/c) X (I + c X^H X)^-1 by Cholesky factorisations, with weights a, b, c
     from a lower bound of the singular values; the last step is a Newton-Schulz step, by products only.  The published
     algorithm begins with large weights, for which Cholesky is unstable, and uses QR factorisations of twice the size
-    there.  Here c is at most 100, the published limit for Cholesky; with it small singular values grow 19 times a step:
-    4 to 6 steps for ordinary matrices and 17 for a condition number of 1e16, all of products and triangular solves.
+    for these steps.  Here c is at most 100, the published limit for Cholesky; with c = 100 small singular values grow
+    19 times a step: 4 to 6 steps for ordinary matrices and 17 for a condition number of 1e16, all of products and
+    triangular solves.
 
     Cost of a step: 4 mn^2 + n^3/3 flops; three matrices like A and two (n, n) are allocated.  `U.report` has the steps
     and the measured |U^H U - I|.
@@ -92,7 +93,7 @@ def unitary_factor(work: Work, A: DistMatrix) -> tuple[DistMatrix, int, float]:
         E = add_to_diagonal(work.product(1, X.H, X, C=E), -1)
         if last:
             return X, step + 1, E.norm()
-    raise LinAlgError(f"the polar decomposition of {A.distribution} did not converge in {_MOST} steps")
+    raise LinAlgError(f"the polar decomposition of a matrix ({A.distribution}) did not converge in {_MOST} steps")
 
 
 def _weights(least: float) -> tuple[float, float, float]:
@@ -105,7 +106,7 @@ def _weights(least: float) -> tuple[float, float, float]:
 
 
 def _least_singular_value(work: Work, E: DistMatrix, eps: float) -> float:
-    """Estimate the least singular value of X by inverse iteration with X^H X = I + E; 0: it is below eps^(1/2)."""
+    """Return an estimate of X's least singular value, by inverse iteration with I + E = X^H X; 0 below eps^(1/2)."""
     n, Z = len(E), work.add(empty_like(E), 1, E, beta=0)
     shift = 10 * n * eps
     try:
@@ -167,9 +168,11 @@ def _newton(work: Work, A: DistMatrix) -> tuple[DistMatrix, int]:
         size = X.norm()
         change = difference.norm() / size if size else np.inf
         change = A.grid.expected(change, 0.0 if step + 2 >= A.grid.iterations(_MOST, 8) else 1.0)
-    raise LinAlgError(f"the sign of {A.distribution} did not converge: are eigenvalues near the imaginary axis?")
+    raise LinAlgError(
+        f"the sign of a matrix ({A.distribution}) did not converge: are eigenvalues near the imaginary axis?"
+    )
 
 
 def inverse(A: DistMatrix) -> DistMatrix:
-    """Return A^-1 in the layout and on the device of A.  Raises LinAlgError on all ranks.  Collective."""
+    """Return A^-1 in the layout and on the device of A.  Raises LinAlgError if A is singular.  Collective."""
     return inv(A if is_reachable(A) else A.to_host()).to_device(A.device)

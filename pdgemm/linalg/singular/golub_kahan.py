@@ -19,7 +19,7 @@ KEPT = 2  # blocks that a restart retains
 
 
 class LinearMap(Protocol):
-    """A linear map that is known by its products.
+    """A linear map that is given by its products with matrices.
 
     A : a matrix with the map's shape, type, device and grid.   norm : |A|_F.   H : the conjugate transpose.
     """
@@ -35,7 +35,7 @@ class LinearMap(Protocol):
 
 
 class Tempered(NamedTuple):
-    """The matrix far (near A), whose products do not overflow.
+    """The linear map far (near A): A with a scale for which products do not overflow.
 
     near, far : powers of two.   norm : |far (near A)|_F.
     """
@@ -56,7 +56,7 @@ class Tempered(NamedTuple):
 
 
 class Ritz(NamedTuple):
-    """Approximate singular triplets, A V Q = U P diag(s), in bases U and V.
+    """Approximate singular triplets in the bases U and V: s, U P and V Q, where A V Q = U P diag(s).
 
     residuals : the lengths of the columns of A^H U P - V Q diag(s).
     """
@@ -100,7 +100,7 @@ def leading_space(
         work.copy(new, V[:, block])
         A.times(work, new, C=W)
         level = max(level, W.norm() * dtypes.eps(W.dtype) / sqrt(width)) or dtypes.eps(W.dtype)
-        # noise of the size of rounding errors leads out of the basis if the block does not
+        # noise of the size of rounding errors extends the basis if the columns of W are in its space
         Q, _ = orthonormal_basis(work, W, U, level / sqrt(m), left)
         work.copy(Q, U[:, block])
         B[:, block] = work.product(1, U.H, W).allgather()  # columns of U that are not in use yet are zero
@@ -124,7 +124,7 @@ def leading_space(
 
 
 def _ritz(B: np.ndarray, used: int, R: np.ndarray) -> Ritz:
-    """Return the singular triplets of the leading part of B in use.  Local.
+    """Return the singular triplets of the part of B that is in use, B[:used, :used].  Local.
 
     R : A^H U = V B^H + N R for the last block of columns of U, where N is the next block of V.
     """

@@ -50,19 +50,19 @@ def lstsq(
     rcond : singular values of A up to rcond times the largest one are taken for 0; by default max(m, n) eps;
         a negative number stands for eps.  All ranks warn with scipy.linalg.LinAlgWarning where rounding errors decide
         whether a value is above rcond, unless rcond is as small as rounding errors.
-    lapack_driver : LAPACK's routine of the same purpose, as for scipy.linalg.lstsq: "gelsd" takes the singular values;
-        "gelsy" takes QR factors with column pivoting, and estimates of the singular values of leading triangles.
+    lapack_driver : LAPACK's routine with the same method, as for scipy.linalg.lstsq: "gelsd" uses singular values;
+        "gelsy" uses QR factors with column pivoting, and estimates of the singular values of leading triangles of R.
 
     Returns X, a DistMatrix (n, p), or a vector on every rank; the sum |b - A x|^2 of each column b of B, an empty array
     where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values, or None with "gelsy".
-    The last three are the same on every rank.  `X.report` says how A was factored, and has all words.
+    The last three are the same on every rank.  `X.report` says how A was factored, and counts all words.
 
     "gelsd": if m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B; if m < n, A^H is
     factored.  The residuals are the columns of B - Q Q^H B, which does not depend on X; their norms do not overflow.
     Cost per rank for P ranks, with k = min(m, n): that of `qr`, 4mnp/P flops, and 22k^3 on one rank; every rank holds
-    k^2 words.  For k > 512, on the host: that of `svd`, whose factors the ranks share, and 4(m + n)kp/P flops.
-    "gelsy": that of `qr` with pivoting, without Q, whose factors the ranks share, 4(mk + nr)p/P flops for rank r, and
-    4nr^2/P more if r < n.
+    k^2 words.  For k > 512, on the host: that of `svd` and 4(m + n)kp/P flops; the ranks share all factors.
+    "gelsy": that of `qr` with pivoting, without Q, 4(mk + nr)p/P flops for rank r, and 4nr^2/P more if r < n; the ranks
+    share all factors.
     Error: each column of X is the exact solution for A + E, |E| <= c(m, n) eps |A| (Higham 2002, 20.3), with "gelsy"
     c(m, n) (eps + rcond) |A|.
     Raises LayoutError, DTypeError, DeviceError, ArgumentError, or LinAlgError where A has NaN or infinite elements; on
@@ -87,7 +87,7 @@ def lstsq(
 
 
 def by_triangle(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int, np.ndarray]:
-    """Return X, the squared residuals, the rank and the singular values as `lstsq`, by A or A^H = Q R.  Collective."""
+    """Return X, squared residuals, rank and singular values, as `lstsq` does, by A = Q R or A^H = Q R.  Collective."""
     (m, n), tall = A.shape, A.shape[0] >= A.shape[1]
     steps = Steps()
     near_one("A", A)  # raises where an element is NaN or infinite
@@ -127,7 +127,7 @@ def by_shared_vectors(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistM
 
 
 def _divided(Y: DistMatrix, s: np.ndarray) -> DistMatrix:
-    """Return diag(1/s) Y, where 1/s may be infinite.  Collective."""
+    """Return diag(1/s) Y, also where 1/s overflows.  Collective."""
     if not len(s):
         return Y
     near, far = to_one(float(s[0]), Y.dtype)
@@ -142,14 +142,14 @@ def _squared_lengths(R: DistMatrix) -> np.ndarray:
 
 
 def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[DistMatrix, np.ndarray, int]:
-    """Return X, the squared residuals and the rank, as `lstsq` does, as LAPACK's gelsy.  Collective.
+    """Return X, the squared residuals and the rank, by the method "gelsy" of `lstsq`.  Collective.
 
     A, B : A (m, n), B (m, p), of one type.   rcond : the rank r is the order of the largest leading triangle of R
     whose condition is estimated to be at most 1/rcond, where A P = Q R with column pivoting.
 
     The first r rows of R are L^H Z^H, where Z (n, r) has orthonormal columns, and X = P Z L^-H (Q^H B)[:r].
-    Cost per rank for P ranks: that of `qr` with pivoting, without Q; 4 (m min(m, n) + n r) p/P flops, and if r < n 4 n
-    r^2/P flops for Z and L; on rank 0, which has BLOCK columns of R at a time, r^2/2 words and 4 r^2 flops.
+    Cost per rank for P ranks: that of `qr` with pivoting, without Q; 4 (m min(m, n) + n r) p/P flops and, if r < n,
+    4 n r^2/P flops for Z and L; on rank 0, which has BLOCK columns of R at a time, r^2/2 words and 4 r^2 flops.
     Error: each column of X is the exact solution for A + E, |E| <= c(m, n) (eps + rcond) |A|.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.
     """
@@ -171,7 +171,7 @@ def complete_orthogonal(A: DistMatrix, B: DistMatrix, rcond: float) -> tuple[Dis
 
 
 def _leading_order(F: DistMatrix, most: int, rcond: float) -> int:
-    """Return the rank of R, in the upper triangle of F, which `LeadingTriangle` finds on one rank.  Collective."""
+    """Return the rank of R, the upper triangle of F, as `LeadingTriangle` estimates it on rank 0.  Collective."""
     triangle, order = LeadingTriangle(F.dtype, most, rcond), 0
     for start in range(0, most, BLOCK):
         end = min(most, start + BLOCK)

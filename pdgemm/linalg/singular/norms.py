@@ -32,22 +32,22 @@ _MOST = 1000  # the most Lanczos steps; every rank holds all their vectors
 def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = None) -> float:
     """Return a norm of A, the same on every rank to the bit.  Collective over the grid.
 
-    A    : DistMatrix (m, n); for the 2-norm of a real or complex type, for "nuc" and -2 of type s, d, c or z.
+    A    : DistMatrix (m, n); for the 2-norm its type is real or complex floating point, for "nuc" and -2 s, d, c or z.
     ord  : None or "fro" sqrt(sum |a|^2); 1 max column sum; -1 min column sum; numpy.inf max row sum; -numpy.inf min row
            sum; "max" max |a|; 2 the largest singular value; -2 the smallest; "nuc" the sum of the singular values.
     tolerance : relative tolerance of the 2-norm; by default 1e-10, for 32-bit types 1e-6, for 16-bit types 1e-2.
 
     The 2-norm is computed by Golub-Kahan-Lanczos steps with full reorthogonalisation in double precision, from the same
     random vector in every call.  Up to rounding the result is a lower bound of the 2-norm, and some singular value of A
-    is within the tolerance of the result, by its residual and gap.  This value is the largest one unless the random
-    vector lacks its direction: after k steps the probability of an error above t is below
+    is within the tolerance of the result, as its residual and gap show.  This value is the largest one unless the
+    random vector lacks its direction: after k steps the probability of an error above t is below
     1.7 sqrt(n) e^(-sqrt(t) (2k - 1)); fewer steps suffice if the largest value is well separated.  A NaN gives NaN, and
     so does an infinite element with the norms 2, -2 and "nuc"; no intermediate result overflows.
 
     Cost of a step, of which 20 to 100 are usual, per rank for P ranks: 4 mn/P flops and m + n words to every rank.
     Cost for "nuc" and -2: that of `svdvals`.
-    Raises ArgumentError, also where there is no least sum or value, or DTypeError on all ranks; LinAlgError where 1000
-    steps do not suffice.
+    Raises ArgumentError, also for a minimum of a matrix without elements, or DTypeError on all ranks; LinAlgError where
+    1000 steps do not suffice.
     Golub & Kahan, SIAM J. Numer. Anal. 2(2), 1965; Kuczynski & Wozniakowski, SIAM J. Matrix Anal. Appl. 13(4), 1992;
     Parlett, The Symmetric Eigenvalue Problem, 1998, 11.7.
     """
@@ -74,7 +74,7 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
 
 
 def _plain(ord: Any) -> Any:
-    """Return the kind of a norm: a number of any type as a Python number, another unknown object as text.  Local."""
+    """Return `ord` with a number of any type as a Python number, and an unsupported object as text.  Local."""
     if isinstance(ord, Real) and not isinstance(ord, bool):
         return next((x for x in (1, 2, -1, -2) if x == ord), float(ord))
     return ord if ord is None or isinstance(ord, str) else shown(ord)
@@ -91,7 +91,7 @@ def _adjoint(A: DistMatrix, x: np.ndarray) -> np.ndarray:
 
 
 def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tolerance: float) -> float:
-    """Return a lower bound of |M|_2, to a relative tolerance, of a linear map M of the shape of A.  Collective.
+    """Return a lower bound of |M|_2, to a relative tolerance, for a linear map M with the shape of A.  Collective.
 
     apply, adjoint : return M x and M^H x for a vector x, the same on every rank.
     """
@@ -110,7 +110,10 @@ def largest_singular_value(A: DistMatrix, apply: Vectors, adjoint: Vectors, tole
             error = A.grid.expected(error, 0.0 if k >= A.grid.iterations(_MOST, 40) else np.inf)
             if last or error <= tolerance * value:
                 return value
-    raise LinAlgError(f"the 2-norm of {A.distribution} was not found to {tolerance} in {_MOST} Lanczos steps")
+    raise LinAlgError(
+        f"the 2-norm of a matrix ({A.distribution}) did not converge to a relative tolerance of {tolerance} "
+        f"in {_MOST} Lanczos steps"
+    )
 
 
 def _next(x: np.ndarray, basis: list[np.ndarray]) -> tuple[np.ndarray, float]:
@@ -123,7 +126,7 @@ def _next(x: np.ndarray, basis: list[np.ndarray]) -> tuple[np.ndarray, float]:
 
 
 def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
-    """Return the largest singular value of the bidiagonal matrix, and a bound of its distance to one of A.  Local."""
+    """Return s, the bidiagonal matrix's largest singular value, and a bound of |s - a singular value of A|.  Local."""
     if not np.isfinite([*alphas, *betas]).all():  # LAPACK may not return for NaN or infinity
         return np.inf, 0.0
     left, s, _ = np.linalg.svd(np.diag(alphas) + np.diag(betas[:-1], 1))
@@ -160,9 +163,7 @@ def cond(
         p = _plain(p)
         check_operand("A", A, square=p not in (None, 2, -2))
         if p not in (None, 1, 2, -1, -2, np.inf, -np.inf, "fro"):
-            raise ArgumentError(
-                f'cond is known for p = None, 1, -1, 2, -2, numpy.inf, -numpy.inf and "fro", got {shown(p)}'
-            )
+            raise ArgumentError(f'p must be None, 1, -1, 2, -2, numpy.inf, -numpy.inf or "fro" in cond, got {shown(p)}')
         as_name(assume_a, "assume_a", ("gen", "pos"))
         tolerance = _tolerance(A, tolerance)
         arguments += ["cond", A.distribution, A.dtype, shown(p), assume_a, tolerance]
@@ -190,7 +191,7 @@ def cond(
 
 
 def _inverse(A: DistMatrix, kind: str, exponent: int) -> tuple[Callable[[Any, str], Any], DistMatrix]:
-    """Return (2^-exponent A)^-1 as a function, and a triangular factor of A, scaled.  Collective.
+    """Return a function that multiplies by (2^-exponent A)^-1, and the factors of the equilibrated A.  Collective.
 
     The function takes a vector or a matrix, which it may overwrite, and "N" or "C".
     """

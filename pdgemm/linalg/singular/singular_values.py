@@ -34,8 +34,8 @@ def svdvals(A: DistMatrix) -> np.ndarray:
     On the host, A is reduced to a band of 64 diagonals by blocks of reflections from both sides, and the band to a
     bidiagonal matrix by LAPACK on one rank.  With m >= n, for P ranks: (4 m n^2 - 4/3 n^3)/P flops in products, or
     (2 m n^2 + 2 n^3)/P where m > 5/3 n and A = Q R first, and 400 n^2 on one rank; m n + n^2/2 words in for each rank,
-    and those of sums along grid rows and columns.  On a device, and up to 128 values, LAPACK on one rank computes the
-    values of R, where A = Q R.
+    and the words of sums along grid rows and columns.  On a device, and up to 128 values, LAPACK on one rank computes
+    the values of R, where A = Q R.
     Raises DTypeError or DeviceError on all ranks; LinAlgError where an element is NaN or infinite.
     Error: |s^ - s| <= c m n^{1/2} eps s_1 (Higham 2002, 19.3).
     Grosser & Lang, Parallel Comput. 25(8), 1999.
@@ -68,7 +68,8 @@ def through_band(work: Work, A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n), m >= n, on the host; unchanged.
 
     Cost: (4 m n^2 - 4/3 n^3)/P flops in products, or 2 m n^2 + 2 n^3 by a QR factorisation first where m > 5/3 n, and
-    6 n^2 b flops on one rank; about m n words in for each of few ranks, and those of sums along grid rows and columns.
+    6 n^2 b flops on one rank, b = 64; about m n words in for each of few ranks, and the words of sums along grid rows
+    and columns.
     """
     m, n = A.shape
     if 3 * m > 5 * n:
@@ -87,8 +88,8 @@ def matrix_rank(A: DistMatrix, tol: float | None = None, *, rtol: float | None =
 
     Cost: that of `svdvals`.
     Raises ArgumentError on all ranks, also if both tol and rtol are passed, and the exceptions of `svdvals`.
-    Error: a singular value that is nearer to the tolerance than the error of `svdvals` may or may not be counted; above
-    the default tolerance, all ranks then warn with scipy.linalg.LinAlgWarning.
+    Error: a singular value that is nearer to the tolerance than the error of `svdvals` may or may not be counted; then
+    all ranks warn with scipy.linalg.LinAlgWarning, if the tolerance is above the default.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.4.1.
     """
     with together(communicator(A=A)) as arguments:
@@ -118,7 +119,7 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
         check_operand("A", A)
         tolerances = _tolerances(A, atol, rtol)
         arguments += ["pinv", *tolerances]
-    work, (near, far) = Work("pinv"), near_one("A", A)  # s may be infinite, and so may 1 / s
+    work, (near, far) = Work("pinv"), near_one("A", A)  # of A itself, s or 1 / s may overflow
     U, s, Vh = svd(A * near * far)
     work.did(U)
     rank = rank_above(A, s, _least(s, tolerances[0] * near * far, tolerances[1]))

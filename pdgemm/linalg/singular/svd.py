@@ -1,9 +1,10 @@
 """Singular value decompositions: the largest singular values, with bounds of their errors, or all of them.
 
-All of them by LAPACK on one rank, or by eigenvectors of A^H A and QR factorisations.
+All values are computed by LAPACK on one rank, or by eigenvectors of A^H A and QR factorisations.
 With the eigenvectors V of A^H A, columns of A V = Q R have inner products of about n eps s_1^2, and the lengths s_i.
-So row i of R has elements of about n eps s_1^2 / s_i beside its diagonal: those of the values above s_1 / 8 are within
-8 n eps s_1, and are dropped.  The values below have a triangle of their own, R_22, which is factored in the same way.
+So the off-diagonal elements of row i of R are about n eps s_1^2 / s_i.  In the rows of values above s_1 / 8 they are at
+most 8 n eps s_1, and are dropped.  The other values are those of the trailing triangle R_22, which is factored in the
+same way.
 All transformations are unitary, so errors are those of the dropped elements and of rounding, whatever the condition.
 QR as a step before a decomposition: Drmac & Veselic, SIAM J. Matrix Anal. Appl. 29(4), 2008.
 """
@@ -36,7 +37,7 @@ from pdgemm.names import Protection
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
-ON_ONE_RANK = 512  # largest order for which LAPACK on one rank is faster than products on a few
+ON_ONE_RANK = 512  # largest order for which LAPACK on one rank is faster than products on a few ranks
 LEAST = 1 / 8  # least singular value whose vectors A^H A yields, in units of the largest one
 ROUNDING = 100  # errors up to this multiple of eps of the type count as rounding errors
 
@@ -59,10 +60,10 @@ def svd(
     """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
 
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.  Or a matrix in a file: see the end.
-    k : None: all min(m, n) values.  Up to 512 of them, and on a device, are computed by a QR factorisation and LAPACK
-    on one rank; more of them by the eigenvectors V of A^H A, and a QR factorisation of A V.  Otherwise the k largest:
-        taken from all values if min(m, n) <= 6 (k + oversample), else computed by block Golub-Kahan steps with
-        blocks of k + oversample columns, which start from random columns that depend only on the seed.
+    k : None: all min(m, n) values.  Up to 512 values, and on a device, they are computed by a QR factorisation and
+        LAPACK on one rank; more values by the eigenvectors V of A^H A, and a QR factorisation of A V.
+        A number: the k largest values, taken from all values if min(m, n) <= 6 (k + oversample), else computed by block
+        Golub-Kahan steps with blocks of k + oversample columns; the first columns are random and depend on the seed.
     full_matrices : U (m, m) and Vh (n, n), on the host, only with all values.
     oversample : 10 by default.
     tolerance : the steps end when no value can differ from its exact value by more than tolerance s_1.  By default they
@@ -72,17 +73,17 @@ def svd(
 
     Returns U (m, k), s (k,) in descending order on every rank, and Vh (k, n); U and Vh have orthonormal columns and
     rows.  With k, `U.report.facts` has "bound": no value differs from its exact value by more than bound s_1; "share":
-    sum s^2 / |A|_F^2, exactly the part of |A|_F^2 in U diag(s) Vh; "residual": the longest A^H u - s v, over s_1.
+    sum s^2 / |A|_F^2, exactly the part of |A|_F^2 in U diag(s) Vh; "residual": max |A^H u - s v| / s_1.
     The bound follows from measured residuals, and from the norm of the rest of A: see `missing` in
     `pdgemm.linalg.singular.golub_kahan`.  If the share is near 1, the bound always holds; otherwise it holds unless the
-    random columns miss a direction, with a probability of about 10^-9 for 10 more columns than k (Halko, Martinsson &
-    Tropp, 10.8).
+    random columns miss a direction, which has a probability of about 10^-9 for 10 more columns than k (Halko,
+    Martinsson & Tropp, 10.8).
     All ranks warn with scipy.linalg.LinAlgWarning if the bound exceeds the tolerance.
 
     Cost of a step with l = k + oversample: 2 products of A with l columns, 4 mnl flops, 9 products with bases, which
     have 5 l columns, and 4 QR factorisations of l columns; a few steps if the values decay, 20 to 50 if they hardly do.
-    At the end 2 products of A with k columns.  Of all values, without k: about 2 mn^2 flops beside those of `eigh` and
-    QR, and again for the values below s_1 / 8.  Memory: 8 (m + n) l words of all ranks together, and 50 l^2 of each.
+    At the end 2 products of A with k columns.  Without k: about 2 mn^2 flops in addition to those of `eigh` and
+    QR, and again for the values below s_1 / 8.  Memory: 8 (m + n) l words on all ranks together, 50 l^2 on each rank.
     Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite elements.
     Error, without k: |A - U diag(s) Vh| <= c n eps s_1, with c about 1, and 10 where the ranks share the factors.
     Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
@@ -93,16 +94,16 @@ def svd(
     file are enough: the panels of a rank are reduced to one triangle by QR factorisations, and the triangles of all
     ranks together, a matrix in memory, have the singular values of A.  Otherwise the steps are those of a matrix in
     memory, with blocks that are as wide as the memory allows; each step reads A twice, and the rest 3 times.
-    passes : the most passes, besides the limit `steps`; all ranks warn of the errors, as above, if they do not suffice.
+    passes : the most passes over the file, another limit of the steps; if it is too low, all ranks warn, as above.
     memory : bytes per rank for panels, bases, singular vectors and all buffers; by default 256 MiB.
     oversample : by default as many columns as the memory allows, at least 2.
     progress : called as progress(done, total) after each panel; total grows with each step.
-    U and Vh are on the grid of A, one block for each rank.  `U.report.facts` are as above; with triangles "residual" is
-    a bound, and where a mean mu is subtracted it belongs to A - 1 mu.  `U.report.bytes_read` is the number of passes
-    times the size of the dataset.
+    U and Vh are on the grid of A, one block for each rank.  `U.report.facts` are as above; with triangles, "residual"
+    is a bound; if the mean mu of the rows is subtracted, A stands for A - 1 mu.  `U.report.bytes_read` is the number of
+    passes times the size of the dataset.
 
-    Cost with triangles: 4 mn min(m, n) flops and 2 passes.  Memory of each rank: 3 triangles of twice their order, and
-    two panels.  Raises MemoryLimitError, which says how many bytes are needed, FileError, and the errors above.
+    Cost with triangles: 4 mn min(m, n) flops and 2 passes.  Memory of each rank: 6 min(m, n)^2 words and two panels.
+    Raises MemoryLimitError, which says how many bytes are needed, FileError, and the errors above.
     Demmel, Grigori, Hoemmen & Langou, SIAM J. Sci. Comput. 34(1), 2012 (sequential TSQR).
     """
     in_file: Any = getattr(A, "__svd__", None)
@@ -168,8 +169,8 @@ def checked_search(
 class Triplets(NamedTuple):
     """The k largest singular values s of a matrix A, descending, with their vectors, the columns of U and V.
 
-    share : the part of |A|_F^2 in them.   bounds : of the errors of s.   rounding : the part of the bounds that is due
-    to rounding.   residual : the length of the longest A^H u - s v.   steps : number of steps.
+    share : sum s^2 / |A|_F^2.   bounds : bounds of the errors of s.   rounding : the part of the bounds that is due to
+    rounding.   residual : max |A^H u - s v|.   steps : number of steps.
     bounds, rounding and residual are in units of s_1.
     """
 
@@ -183,7 +184,7 @@ class Triplets(NamedTuple):
     steps: int
 
     def facts(self, search: SvdSearch, grid: ProcessGrid, shape: str) -> dict[str, Any]:
-        """Return the facts of a report, and warn on all ranks of a bound beyond the tolerance.  Collective."""
+        """Return the facts of a report; all ranks warn if the largest bound exceeds the tolerance.  Collective."""
         bound, eps = float(self.bounds.max()), dtypes.eps(self.U.dtype)
         wanted = ROUNDING * eps + 2 * self.rounding if search.limit is None else search.limit
         if grid.expected(bound > wanted, False):
@@ -214,7 +215,7 @@ def leading_triplets(work: Work, A: DistMatrix, search: SvdSearch) -> Triplets:
 
 
 def triplets_by_steps(work: Work, W: LinearMap, search: SvdSearch) -> Triplets:
-    """Return the k largest singular triplets of an operand by block Golub-Kahan steps.  Collective."""
+    """Return the k largest singular triplets of a linear map by block Golub-Kahan steps.  Collective."""
     k, width, limit, steps, seed = search
     target = ROUNDING * dtypes.eps(W.A.dtype) if limit is None else limit
     basis, ritz, done = leading_space(work, W, k, width, target, steps, (2 * seed + 1) % 2**64)
@@ -252,7 +253,7 @@ def _bounded(
     """Return approximate triplets U, s, V with bounds of the errors of s, from residuals.  Collective.
 
     R : A V - U diag(s).   after : the next approximate values, and their residuals.
-    Products round as well: of sums of p addends the error is about sqrt(p) eps / 16, and 4 times as much in vectors.
+    The bounds include rounding errors of products: sqrt(p) eps / 16 for a sum of p addends, 4 times that for a vector.
     """
     U, s, V = triplets
     L = A.H.times(work, U, -1, V * s)
@@ -269,7 +270,7 @@ def _bounded(
 
 
 def _gram(work: Work, X: DistMatrix, Y: DistMatrix) -> np.ndarray:
-    """Return X^H Y, of double precision: a sum of many squares in single precision would be its own error."""
+    """Return X^H Y in double precision: errors of long sums in single precision would exceed its small elements."""
     wide = np.result_type(X.dtype, np.float64)
     C = DistMatrix.empty((X.shape[1], Y.shape[1]), grid=X.grid.base, dtype=wide, device=X.device)
     return work.product(1, X.H, Y, 0, C).allgather()
@@ -287,7 +288,7 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
         U, s, Vh = svd_of_tall(A)
         return work.did(U), s, Vh
     if 2 * m > 3 * n:
-        Q, R = householder_qr(A)  # no rank has all of R
+        Q, R = householder_qr(A)  # unlike `qr`, keeps R distributed
         assert Q is not None
         U, s, Vh = all_triplets(work, work.did(R))
         return work.product(1, Q, U, C=empty_like(A)), s, Vh
@@ -297,9 +298,9 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
 
 
 def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
-    """Return U, s, in descending order up to rounding, and V, where the largest element of A is about 1.  Collective.
+    """Return U, s (descending up to rounding) and V; the largest element of A must be about 1.  Collective.
 
-    Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again for R_22, if it is large.
+    Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again if R_22 has order > 512.
     """
     w, V = eigh(work.did(herk(-1.0, A, uplo="L", trans="C")))  # of -A^H A: the largest singular values are first
     Q, R = householder_qr(work.product(1, A, work.did(V)))

@@ -22,7 +22,7 @@ def apart(length: int, itemsize: int) -> int:
 
 
 def aligned_words(rows: int, cols: int, order: str, itemsize: int) -> int:
-    """Return the elements of memory of an array with aligned rows (columns, in Fortran order)."""
+    """Return the number of elements that an array with aligned rows (columns, in Fortran order) takes in memory."""
     return rows * apart(cols, itemsize) if order == "C" else apart(rows, itemsize) * cols
 
 

@@ -26,7 +26,7 @@ def shown(value: object) -> str:
 
 
 def as_name(value: object, name: str, known: Collection[str]) -> str:
-    """Return one of the names that an option may have.  Raises ArgumentError."""
+    """Return `value`, which must be one of the `known` names.  Raises ArgumentError."""
     if not isinstance(value, str) or value not in known:
         raise ArgumentError(f"{name} {shown(value)} is not one of {', '.join(known)}")
     return value

@@ -92,7 +92,7 @@ class Reach(NamedTuple):
 
 
 class Device(Protocol):
-    """The interface of a device.  Work is started in the current stream; methods wait for it only where they say so.
+    """The interface of a device.  Methods start work in the current stream, and wait for it only where they say so.
 
     product_stream  : the stream for products; this stream and the default stream do not wait for each other.
     transfer_stream : the stream for copies that overlap with products.
@@ -143,7 +143,10 @@ class Device(Protocol):
         """Return the `cusolver.Factorisations` of the device, whose library is loaded once.  Raises DeviceError."""
 
     def keep_triangle(self, A: Array, lower: bool, unit: bool) -> None:
-        """Set the other triangle of a square A, of any memory order, to zero, and a unit diagonal to one."""
+        """Set a triangle of a square A to zero: the upper one if `lower`, else the lower one.
+
+        A has any memory order.   unit : the diagonal becomes one.
+        """
 
     def combine(self, how: Any, target: Array, source: Array) -> None:
         """Compute target := alpha op(source) + beta target; an array that is multiplied by 0 is not read.
@@ -152,18 +155,19 @@ class Device(Protocol):
         """
 
     def combine_blocks(self, how: Any, target: Array, source: Array, rows: Any, cols: Any) -> None:
-        """Combine rows x columns of both arrays, each an `index_map.IndexMap`; see `block_copy.copy_blocks`."""
+        """Combine elements of both arrays.   rows, cols : their indices, an `index_map.IndexMap` for each dimension."""
 
     def combine_within(self, how: Any, target: Array, source: Array, within: Any) -> None:
-        """Combine, as `combine`, the elements of both arrays in a triangle, a `staircase.Staircase`."""
+        """Combine the elements of both arrays in a `staircase.Staircase`, such as a triangle."""
 
     def finish(self, how: Any, C: Array, sums: Array) -> None:
         """Apply an `activations.Finish` to sums."""
 
     def generate(self, target: Array, rows: np.ndarray, cols: np.ndarray, f: Any) -> bool:
-        """Set target[l, h] := f(rows[l], cols[h]), bitwise as on the host; return False, and do nothing, if it cannot.
+        """Set target[l, h] := f(rows[l], cols[h]), bitwise as on the host.
 
-        f : an element function; a device can compute `element_functions.KnownFunction`.
+        f : an element function.  A device may compute an `element_functions.KnownFunction`; for all other functions
+            it does nothing, and returns False.
         """
 
     def pick(self, x: Array, rows: np.ndarray, cols: np.ndarray) -> Array:
@@ -189,15 +193,15 @@ class Device(Protocol):
     def happened(self, event: Any) -> bool:
         """Return whether an event is complete.
 
-        Raises the error of the device, if any, DeviceError where NCCL has failed on a rank, or a rank has abandoned it,
-        and MPI.Exception where a rank has failed.
+        Raises the error of the device, if there is one; DeviceError where NCCL has failed, or was abandoned, on a rank;
+        MPI.Exception where a rank has failed.
         """
 
     def wait(self, work: Event | Stream) -> None:
         """Let the host wait for an event, or for all work of a stream so far.  Raises the exceptions of `happened`."""
 
     def abandon_nccl(self, reason: str) -> None:
-        """End the operations of NCCL that this rank has started, and send the reason to the other ranks in them."""
+        """End the operations of NCCL that this rank has started, and send the reason to their other ranks."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Return the seconds between two completed events."""
@@ -334,7 +338,7 @@ def empty(shape: Sequence[int], dtype: Any, order: str = "C", device: Device | N
 
 
 def own_memory(device: Device | None) -> Device | BufferCache:
-    """Return the allocator of workspace of a product that other ranks do not read."""
+    """Return the allocator for those buffers of a product that other ranks do not read."""
     return workspace.host if device is None else device
 
 
@@ -356,7 +360,7 @@ def beside(x: Array, y: Array) -> Array:
 
 
 def shadow(x: Array) -> np.ndarray:
-    """Return an array of the same address and strides, whose elements must not be read."""
+    """Return a NumPy array with the address and the strides of x, whose elements must not be read."""
     if isinstance(x, np.ndarray):
         return x
     seen = dict(x.__cuda_array_interface__)

@@ -34,7 +34,7 @@ class ElementType:
     """How products, BLAS, MPI, HDF5 and GPUs treat elements of one type.
 
     name    : the name in NumPy or ml_dtypes.
-    operand, result : whether A and B, and C, can have this type.
+    operand : whether A and B can have this type.   result : whether C can have this type.
     sums    : the accumulation type of its products; "" stands for the type itself.
     blas    : the letter of its BLAS routines; operands of other types are converted to `sums`, or to float32.
     wire    : the type of equal size as which MPI sends the elements; "" stands for the type itself.
@@ -100,8 +100,8 @@ SUMS = tuple(dict.fromkeys(TYPE[dtype].sums_dtype for dtype in OPERANDS))  # acc
 NARROW = tuple(x.dtype for x in TYPES if x.sums and x.dtype not in _WHOLE)  # 16 and 8 bits: float32 arithmetic
 HALF_NAMES = tuple(x.name for x in TYPES if x.rounds)
 _WIRES = {x.dtype: np.dtype(x.wire) for x in TYPES if x.wire}
-# types to which operands may be rounded, and a bound of the error relative to |A||B|, as tensor cores may truncate to
-# tf32; products of slices, and `Emulation.error`
+# the values of compute_type, each with an error bound relative to |A||B|: types to which operands are rounded (2^-9 for
+# tf32, because tensor cores may truncate), and emulations, whose bound is `Emulation.error`
 COMPUTE = {"float32": eps("float32"), "tf32": 2.0**-9, **{name: eps(name) for name in HALF_NAMES}} | {
     name: how.error for name, how in EMULATIONS.items()
 }

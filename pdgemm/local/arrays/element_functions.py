@@ -27,7 +27,7 @@ _SLAB_ELEMENTS = 1 << 16  # temporaries of this size stay in cache
 
 
 def slabs(rows: int, cols: int, most: int = _SLAB_ELEMENTS) -> Iterator[slice]:
-    """Yield the range of rows in slices of about `most` elements, at least one row each."""
+    """Yield slices that cover the rows, each of about `most` elements, and of at least one row."""
     step = max(1, most // max(1, cols))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))

@@ -1,6 +1,6 @@
 """Arithmetic on the elements of one rank: Y := alpha op(X) + beta Y, and NumPy's functions of them.
 
-CuPy's arrays implement NumPy's functions by its protocols; functions that CuPy lacks, or that differ, are here.
+CuPy's arrays implement NumPy's functions by NumPy's protocols; functions that CuPy lacks, or that differ, are here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Combine:
 
     @property
     def copies(self) -> bool:
-        """Is Y := X, on the host, without arithmetic or rounding to another type?"""
+        """Whether the operation on the host is Y := X, without arithmetic or rounding to another type."""
         return self.workspace is None and self.through is None and not self.conjugated
 
     def pieces(self, rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
@@ -88,7 +88,7 @@ def _convert(Y: np.ndarray, X: np.ndarray) -> None:
 
 @lru_cache(maxsize=16)
 def _numbers(dtype: np.dtype, to: np.dtype) -> np.ndarray | None:
-    """Return all 256 numbers of a type in a wider type; None for integers, and if BLAS does not take the wider type."""
+    """Return all 256 numbers of an 8-bit float type in a wider type of BLAS; None where a type is another."""
     if dtype not in NARROW or to not in BLAS:
         return None
     return np.arange(256, dtype=np.uint8).view(dtype).astype(to)
@@ -120,7 +120,7 @@ def add_elements(Y: Array, X: Array) -> None:
 
 
 def set_elements(target: Array, source: Array) -> None:
-    """Copy an array to target, of its shape, complete on return: on the host, or between the host and a device.
+    """Copy `source` to `target`, of the same shape, on the host, or between host and device.  Complete on return.
 
     Between host and device, pieces are copied through two buffers of pinned memory: while the device copies one, the
     host copies the other.  Neither side needs memory for a second copy of all elements, for any strides.
@@ -190,9 +190,9 @@ def set_by_function(target: Array, rows: np.ndarray, cols: np.ndarray, f: Elemen
 
 
 def evaluated(act: Callable[..., Array], parts: Sequence[Any], into: Array) -> None:
-    """Set an array to a NumPy function of numbers and of arrays on its device, which are broadcast to its shape.
+    """Set `into` to a NumPy function of numbers, and of arrays on the same device that are broadcast to its shape.
 
-    A device works in slabs, so that temporaries stay small.  The work is in its current stream.
+    A device works in slabs, so that temporaries stay small; the work is started in the current stream.
     """
     rows, cols = into.shape
     for slab in slabs(rows, cols, at_a_time(into, into.size)) if into.size else ():
@@ -213,7 +213,7 @@ def supported(x: Any) -> Any:
 
 
 def close(x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> Array:
-    """Return numpy.isclose of arrays of the host or of a device, and of numbers, at least one of which is an array."""
+    """Return numpy.isclose of two arrays on the host, of two on a device, or of an array and a number."""
     if hasattr(y, "dtype") and y.dtype != (real := np.result_type(y.dtype, 1.0)):  # |y| of the least integer overflows
         y = y.astype(real)
     y = float(y) if isinstance(y, int) else y

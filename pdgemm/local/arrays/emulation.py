@@ -1,4 +1,4 @@
-"""Types of wide arithmetic that products emulate: each operand is cut into slices of few bits.
+"""Emulated arithmetic of wide types: each operand of a product is cut into slices of few bits.
 
 An operand is x = s (X_1 + 2^-b X_2 + 2^-2b X_3 + ...), where slices X_i have b bits and s is a power of two.  Products
 of slices have few bits as well: tensor cores, or BLAS in float32, form them without rounding.

@@ -25,14 +25,14 @@ Parts = tuple[Array, ...]  # the partial result of several elements, for each co
 
 
 class Fold(NamedTuple):
-    """A reduction.
+    """A reduction.  The parts of elements are their partial result, see `Parts`.
 
     name  : the name of NumPy's function.
     local : a function that takes elements, an axis and the global indices along that axis, and returns their parts.
     join  : a function that takes the parts of some elements and of other elements, and returns the parts of all.
     result : a function that takes the parts of all elements and their number, and returns their reduction, on the host.
     empty : the reduction of no elements; None if it is undefined.
-    words : elements of the parts for each column.
+    words : the number of elements in the parts of one column.
     indexed : the result is an index.
     most : elements to take at a time on the host; few if they are copied, so that the copies stay in cache.
     """
@@ -61,12 +61,12 @@ def number_like(n: int, like: np.ndarray) -> Any:
 
 
 def widened(x: Array) -> Array:
-    """Return the elements in a type in which NumPy computes: float32 for 16-bit numbers."""
+    """Return the elements, converted to a type in which NumPy computes: float32 for 16-bit numbers."""
     return x.astype(np.float32) if x.dtype in NARROW else x
 
 
 def added(x: Array) -> Array:
-    """Return the elements in the type of their sum."""
+    """Return the elements, converted to the type of their sum."""
     return x.astype(np.int64) if x.dtype.kind in "biu" else widened(x)
 
 
@@ -197,7 +197,7 @@ def vector_norm(kind: Any) -> Fold:
 
 
 def _euclidean(sizes: Callable[[Array], Array]) -> Fold:
-    """Return the 2-norm; its parts are the largest |x|, and the sum of squares of the elements divided by it."""
+    """Return the reduction to a 2-norm; its parts are the largest |x|, and the sum of (|x| / the largest |x|)^2."""
 
     def scaled(largest: Array) -> Array:
         return np.where((largest > 0) & np.isfinite(largest), largest, 1).astype(largest.dtype)

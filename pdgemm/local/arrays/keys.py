@@ -15,7 +15,7 @@ class Picked(NamedTuple):
     """The indices of one dimension that a key selects.
 
     indices : a range of step 1, or an array of indices in any order.
-    dropped : is the key a single index, which removes the dimension in NumPy?
+    dropped : whether the key is a single index, which removes the dimension in NumPy.
     """
 
     indices: range | np.ndarray
@@ -29,7 +29,7 @@ class Picked(NamedTuple):
 
 
 def is_view(key: Any) -> bool:
-    """Does the key consist only of slices of step 1 and `...`, so that the submatrix is a view?"""
+    """Return whether the key has only slices of step 1 and `...`, so that the submatrix is a view."""
     keys = key if isinstance(key, tuple) else (key,)
     return all(x is ... or (isinstance(x, slice) and x.step in (None, 1)) for x in keys)
 

@@ -40,7 +40,7 @@ _LOG_2, _HALF_ROOT, _TAIL, _SQUARE, _SCALE = 0.6931471805599453, 0.7071067811865
 
 
 def normal(h: np.ndarray) -> np.ndarray:
-    """Return the normal random numbers of hashes, float64: at most 9.2 in size, with a relative error of some 1e-15."""
+    """Return the normal random numbers of hashes, float64, |x| <= 9.2, with a relative error of some 1e-15."""
     p = (h >> np.uint64(1)).astype(np.float64)
     p += 0.5
     p *= _SCALE

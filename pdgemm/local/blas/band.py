@@ -137,7 +137,7 @@ class Bulges:
 
 
 def _called(name: str, char: str, arguments: int) -> Callable[..., None]:
-    """Return a routine of LAPACK that takes addresses as integers, without their conversion in each call."""
+    """Return a routine of LAPACK that takes addresses as integers, so that a call converts no arguments."""
     called: Any = routine(name, char)
     address = ctypes.cast(called, ctypes.c_void_p).value
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address or 0)

@@ -54,7 +54,7 @@ def library() -> ctypes.CDLL | None:
 def routine(name: str, char: str) -> Callable[..., None]:
     """Return a routine of BLAS or LAPACK for a dtype, from SciPy if the library lacks it.
 
-    Its arguments are all pointers.  It releases the GIL.
+    The routine takes only pointers as arguments, and releases the GIL.
     """
     replacement, symbol = library(), f"{LETTER[char]}{name}"
     if replacement is None or not hasattr(replacement, f"{symbol}_"):

@@ -27,7 +27,7 @@ SLAB_FLOPS = 5e8  # flops that one core computes in ten milliseconds
 SLAB_ROWS = 512  # fewest rows or columns of a slab: BLAS is slower on smaller slabs
 EXACT_WIDTH = 1024  # products of two int8 numbers, each at most 2**14, that float32 adds up exactly
 PADDED = 16  # extents of int8 operands on a device are multiples of this: their rows begin at multiples of 16 bytes
-EXACT_WIDTH_ON_DEVICE = (2**31 - 1) // 2**14 // PADDED * PADDED  # products that int32 adds up
+EXACT_WIDTH_ON_DEVICE = (2**31 - 1) // 2**14 // PADDED * PADDED  # such products that int32 adds up
 # the C type of the real numbers of a dtype.char
 _REAL: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double, "i": ctypes.c_int32}
 _LETTERS = {trans: ctypes.c_char_p.from_param(trans) for trans in (b"N", b"T", b"C")}
@@ -115,7 +115,7 @@ def product_slabs(A: Array, B: Array, C: Array) -> Iterator[tuple[Array, Array, 
 
 @dataclass(slots=True, eq=False)
 class _Prepared:
-    """A call of BLAS with all arguments but beta, of type `char`, prepared."""
+    """A prepared call of BLAS, with all arguments but beta, which is a number of type `char`."""
 
     routine: Callable[..., None]
     char: str
@@ -156,7 +156,7 @@ def forms_squares(A: Array, C: Array, hermitian: bool = True, conjugate: bool = 
 
 
 def _square_order(A: np.ndarray, C: np.ndarray, hermitian: bool, conjugate: bool) -> tuple[bytes, int, bool] | None:
-    """Return trans of A, the leading dimension of C, and whether Fortran sees C transposed; None if BLAS cannot.
+    """Return trans of A, the leading dimension of C, and whether Fortran sees C transposed; None if none fits.
 
     Fortran sees a row-major C as its transpose, which is the conjugate of a Hermitian C: then A is taken as conjugated.
     BLAS forms A A^H for a column-major A, and conj(A) A^T for a row-major A.
@@ -277,7 +277,7 @@ def leading(x: np.ndarray, conjugate: bool = False) -> tuple[bytes, int]:
 
 
 def largest_extent(x: Array) -> int:
-    """Return the largest dimension of an array, or distance of its rows or columns in elements, which BLAS has to take.
+    """Return the largest number that BLAS gets for an array: a dimension, or a distance of rows or columns in elements.
 
     A number above BLAS_INT would be passed modulo 2^32.
     """

@@ -61,7 +61,10 @@ def potrf(A: Array, lower: bool = True) -> int:
 
 
 def keep_triangle(A: Array, lower: bool = True, unit: bool = False) -> None:
-    """Set the other triangle of a square A to zero, and a unit diagonal to one.  Local."""
+    """Set a triangle of a square A to zero: the upper one if `lower`, else the lower one.  Local.
+
+    unit : the diagonal becomes one.
+    """
     if device := of(A):
         if A.size:
             device.keep_triangle(A, lower, unit)

@@ -1,4 +1,4 @@
-"""QR factorisations on one rank, in compact form and with column pivoting; Gram matrices, products and quotients.
+"""QR factorisations on one rank, compact or with column pivoting; Gram matrices, X W and X R^-1 of many rows.
 
 For arrays with many rows the host works on blocks of rows that fit in cache, row-major and contiguous, and passes their
 transposes to BLAS, which takes column-major arrays.  A device works on all rows at once.
@@ -36,7 +36,7 @@ def row_blocks(X: Array) -> Iterator[slice]:
 
 
 def new_gram(X: Array) -> Array:
-    """Return a matrix of zeros, (k, k) and column-major, in the memory that X (m, k) is in.  Local."""
+    """Return a matrix of zeros, (k, k) and column-major, on the host or the device of X (m, k).  Local."""
     G = empty((X.shape[1], X.shape[1]), X.dtype, "F", of(X))
     scale(0, G)
     return G
@@ -72,7 +72,7 @@ def multiply_in_place(X: Array, W: np.ndarray) -> None:
 
 
 def row_major_like(x: np.ndarray, X: Array) -> Array:
-    """Return a row-major array of the host, or its copy on the device of X.  Local."""
+    """Return x, a row-major array on the host; or, if X is on a device, a copy of x there.  Local."""
     return x if (device := of(X)) is None else device.to_device(x, "C")
 
 
@@ -153,7 +153,7 @@ def reflect_in_turn(A: Array, order: np.ndarray) -> Array:
 
 
 def reflect_rows(V: Array, T: Array, X: Array, workspace: Array, adjoint: bool = False) -> None:
-    """Compute X := (I - V T V^H) X, or with the `adjoint` of T.  Local.
+    """Compute X := (I - V T V^H) X, or, with `adjoint`, X := (I - V T^H V^H) X.  Local.
 
     V : (m, k);  T : (k, k), column-major;  X : (m, n).   workspace : at least 2 k n elements.
     """

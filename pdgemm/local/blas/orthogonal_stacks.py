@@ -31,7 +31,7 @@ def coefficients_of_steps(coefficients: Any, steps: int) -> list[tuple[float, ..
     return [tuple(map(float, row)) for row in triples]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, and only on the owner
+@np.errstate(over="ignore", invalid="ignore")  # where warnings are errors, only the owner would raise one
 def orthogonal_factors(
     stack: np.ndarray,
     steps: int = STEPS,
@@ -74,7 +74,7 @@ def orthogonal_factors(
 
 
 def work_words(matrices: int, m: int, n: int, dtype: np.dtype) -> int:
-    """Return the elements of A, its polynomial and their product with X, for the matrices of one slab."""
+    """Return the words of `work` for the matrices of one slab: A, the polynomial of A, and its product with X."""
     most = max((x.stop - x.start for x in _slabs(matrices, m, n, dtype)), default=0)
     return most * (2 * m * m + m * n)
 

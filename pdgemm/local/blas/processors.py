@@ -33,7 +33,7 @@ def generation(kernel: str) -> str:
 
 
 def spellings(kernel: str) -> list[str]:
-    """Return values for OPENBLAS_CORETYPE: the kernel, and one of its generation for releases without this kernel."""
+    """Return values for OPENBLAS_CORETYPE: the kernel, and another of its generation for older releases."""
     candidates = [kernel, *GENERATIONS.get(generation(kernel), [])[:1]]
     return [name for name in dict.fromkeys(candidates) if name and name not in GENERATIONS]
 
@@ -86,7 +86,7 @@ def kernel(library: LibController | None) -> str:
 
 
 def of_mkl(version: str) -> str:
-    """Return the generation that MKL names in its version, or with MKL_VERBOSE=1; "" for other vendors' processors."""
+    """Return the generation that is named in MKL's text of its version; "" for the processors of other vendors."""
     match = re.search(r"AVX-512|AVX10|AVX2|AVX\b|SSE", version)
     return match[0].replace("AVX10", "AVX-512") if match else ""
 

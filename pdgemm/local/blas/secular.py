@@ -44,7 +44,7 @@ class Secular(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """Some or all roots, each the sum of its origin, a nearby element of d, and an offset.
+    """Some or all roots.  Each is the sum of an origin, which is a nearby element of d, and an offset.
 
     lengths : the 2-norms of their vectors z / (d - root).
     """
@@ -117,7 +117,7 @@ def secular_roots(
     """Return the origins and offsets of some roots, and their factors of Loewner's formula, by LAPACK's laed4.  Local.
 
     some : numbers of the roots, from 0.   Raises LinAlgError where a root does not converge.
-    Returns also (k,) products over these roots j of (d_i - lambda_j) / (d_i - d_j), without the divisor where i is j.
+    Factor i of k is the product over these roots j of (d_i - lambda_j) / (d_i - d_j), without the divisor where i is j.
     """
     k, dtype = len(d), d.dtype
     origins, offsets, factors = np.zeros(len(some), dtype), np.zeros(len(some), dtype), np.ones(k, dtype)
@@ -159,8 +159,9 @@ def _few_differences(d: np.ndarray, s: np.ndarray, j: int) -> np.ndarray:
 def loewner(factors: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Return the vector, up to scaling and with the signs of z, for which the computed roots are exact.  Local.
 
-    factors : the products of the third result of `secular_roots` over all roots.
-    The vectors of this z are orthogonal to working precision: Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995.
+    factors : the third results of `secular_roots`, multiplied over all roots.
+    The eigenvectors for this z are orthogonal to working precision.
+    Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995.
     """
     return np.copysign(np.sqrt(np.abs(factors)), z)
 
@@ -177,7 +178,7 @@ def vector_lengths(d: np.ndarray, z: np.ndarray, origins: np.ndarray, offsets: n
 def vector_elements(d: np.ndarray, z: np.ndarray, roots: Roots) -> np.ndarray:
     """Return elements of the unit eigenvectors of D + rho z z^T, a row for each root.  Local.
 
-    d, z : their entries for the requested elements.
+    d, z : the entries of d and z for the requested elements.
     """
     x = d - roots.origins[:, None]
     x -= roots.offsets[:, None]

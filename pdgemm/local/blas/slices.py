@@ -122,7 +122,7 @@ def _beside(x: np.ndarray, slices: int, buffer: np.ndarray) -> np.ndarray:
 
 
 def _parts(x: np.ndarray, conjugated: bool) -> Iterator[tuple[np.ndarray, complex]]:
-    """Yield the real and the imaginary part of a matrix or its conjugate, and the factors of both."""
+    """Yield the real part of a matrix with the factor 1, and the imaginary part with i, or -i if `conjugated`."""
     yield x.real, 1
     if x.dtype.kind == "c":
         yield x.imag, -1j if conjugated else 1j

@@ -27,8 +27,8 @@ NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "Fle
 def share_cores(node: MPI.Comm) -> None:
     """Lower the number of threads of each BLAS of this process to the rank's share of the node's cores.
 
-    Collective over `node`.  The share is the sum over the cores in this rank's affinity of one over the
-    number of ranks that may run there, for bound and for unbound ranks.  The number is never raised:
+    Collective over `node`.  The ranks that may run on a core share it equally, and the share of a rank is the
+    sum of its parts of all cores in its affinity, for bound and for unbound ranks.  The number is never raised:
     a later grid over fewer ranks does not restore threads that an earlier grid removed.
     """
     share = core_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)

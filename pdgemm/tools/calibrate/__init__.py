@@ -32,7 +32,7 @@ from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in
 from pdgemm.transport.movers.arrivals import Transfers
 
 T = TypeVar("T")
-_BETWEEN_NODES = (2048, 256)  # as `Sizes.beside` of hosts, but for each of several panels
+_BETWEEN_NODES = (2048, 256)  # rows of C and inner dimension, as `Sizes.beside`, per panel
 
 
 def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None, device: str = HOST) -> Machine:
@@ -121,9 +121,9 @@ def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
 
 
 def _rates(comm: MPI.Comm, place: MeasuredPlace, dtype: str, copy: float) -> dict[int, float]:
-    """Return by width the flops per second of a rank that adds a panel product to a square block, without copies."""
+    """Return, by panel width, the flops per second of a rank that adds panel products to a block, without copies."""
     side, widths, times = place.sizes.side, place.sizes.widths, place.sizes.times
-    with together(comm):  # a device may be full
+    with together(comm):  # one rank may lack device memory
         A, B = place.random(side, widths[-1], dtype), place.random(widths[-1], side, dtype)
         C = place.random(side, side, dtype)
 
@@ -185,7 +185,8 @@ def _overlap(grid: ProcessGrid, place: MeasuredPlace, link: Link) -> float:
                     transfers.poll()
 
     product = timed(comm, place.work("compute", compute), 3)
-    words = int(np.clip((product - panels * link.alpha) / (8 * link.beta), panels, 1 << 24))  # as long as the product
+    # a shift of `words` takes as long as the product
+    words = int(np.clip((product - panels * link.alpha) / (8 * link.beta), panels, 1 << 24))
     with together(comm):
         shift = Shift(comm, place, words, panels)
 

@@ -1,4 +1,4 @@
-"""The seconds of a model's functions: NumPy computes exponentials and moments more slowly than it reads memory."""
+"""Measure functions of a neural network by NumPy: exponentials and moments take longer than reading their operands."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.tools.calibrate.place import in_turns
 
 _SIDE, _KEYS = 1024, 256  # rows and columns; keys of a softmax, as few as in usual models on hosts
-_FEATURES = 128  # features of a row of a table, as few as in usual models on hosts
+_FEATURES = 128  # columns of an embedding table, as few as in usual models on hosts
 
 
 def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
-    """Return the seconds of a float32 element forward and backward, and in an update.   Collective, NumPy.
+    """Return the seconds per float32 element of each function, forward and backward, and of an update.  Collective.
 
-    Freed memory is retained by the process, as in the steps of a mesh.
+    Freed memory is retained by the process, as in training steps.
     """
     keep_freed_memory()
     with together(comm):
@@ -58,7 +58,7 @@ def function_seconds(comm: MPI.Comm) -> dict[Function, float]:
 
     functions = (normalization, activation, softmax, embedding, update)
     works: dict[Any, Callable[[], None]] = {function.__name__: function for function in functions}
-    with together(comm):  # an allocation may fail on one rank, for which the others would wait in the turns
+    with together(comm):  # an allocation may fail on one rank; the others would wait for it in a barrier
         for work in works.values():
             work()
     seconds = in_turns(comm, list(works.values()))

@@ -31,18 +31,19 @@ _ROUNDS = 4  # panels that each rank broadcasts, one after the other: the first 
 
 
 def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> dict[str, Link]:
-    """Return the links among the ranks of comm, measured at the same time on the other communicators of `all_`.
+    """Return the links among the ranks of comm.
 
+    all_  : the ranks of all communicators that are measured at the same time as comm.
     ahead : panels in flight behind the panel for which the rank waits.
     """
     measured, sizes = {}, (_SMALL, place.sizes.words)
     others = comm.size - 1
     received, large = _ROUNDS * others, place.sizes.words
     for name in place.broadcasts:
-        with together(all_):  # a device may be full on one rank
+        with together(all_):  # one rank may lack device memory
             works = [_broadcaster(comm, place, name, words, ahead) for words in sizes]
         measured[name] = measured_link(all_, works, place, words=large * received, messages=received)
-    if place.staged:  # panels of all movers are sent around a ring
+    if place.staged:  # staged panels are sent around a ring, whatever the mover
         measured |= dict.fromkeys(by_messages(), measured[RING.name])
     by_mpi = place._replace(nccl=False)
     with together(all_):
@@ -59,7 +60,7 @@ def measured_link(
     comm: MPI.Comm, works: list[Callable[[], object]], place: MeasuredPlace, words: int, messages: int = 1
 ) -> Link:
     """Return the link fitted to a small and a large transfer; an impossible result is measured again."""
-    for _ in range(_TRIES):  # all ranks have the same seconds
+    for _ in range(_TRIES):  # all ranks have the same seconds, and decide alike
         measured = link(in_turns(comm, works), words, messages)
         if is_possible(measured, CUDA if place.device else HOST):
             break
@@ -88,7 +89,7 @@ def _broadcaster(comm: MPI.Comm, place: MeasuredPlace, name: str, words: int, ah
                 return slot
 
             for _ in ring.prefetch([*range(comm.size)] * _ROUNDS, post, ahead):
-                with recorder.phase("compute"):  # a slot is free after a product, which waits for its panels
+                with recorder.phase("compute"):  # waits for the panels, and frees the slot at its end
                     pass
 
     return place.recorded(work)

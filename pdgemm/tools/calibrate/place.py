@@ -1,4 +1,4 @@
-"""The place of the matrices while a machine is measured, the measured sizes, and the timing of functions."""
+"""Where a machine is measured (host or GPU), with which sizes, and how functions are timed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdgemm.names import AnyName
 from pdgemm.schedules.mover_registry import NCCL, RING, by_messages
 
 REPEATS = 7
-LEAST = 2  # repeats, however long they take
+LEAST = 2  # the fewest repeats, however long they take
 ENOUGH = 0.6  # seconds after which no further repeat begins: the times of long work vary less
 
 

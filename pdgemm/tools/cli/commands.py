@@ -84,7 +84,7 @@ def main() -> None:
     except BaseException as error:  # perhaps raised on this rank only
         code = job.failed(error)
     code = job.leave(code)
-    gc.freeze()  # the interpreter need not search all that the command has loaded for cycles before it ends
+    gc.freeze()  # a fast exit: the last garbage collection skips all loaded modules
     sys.exit(code)
 
 
@@ -109,7 +109,7 @@ def run_command(job: Job, debug: bool) -> int:
 
 
 def code_of(error: Exception) -> int:
-    """Return the exit code of a command, or of a script that leaves by this error."""
+    """Return the exit code of a command, or of a script, that ends with this error."""
     return 1 if isinstance(error, CorruptionError) else 2
 
 

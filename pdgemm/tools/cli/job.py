@@ -42,7 +42,7 @@ class Job:
     def start(self) -> None:
         """Load MPI, unless it is loaded.  Collective over all ranks that the launcher started.
 
-        Raises ArgumentError on all ranks if their command lines differ, and NoMPIError.
+        Raises ArgumentError on all ranks if their command lines differ; NoMPIError if MPI cannot be loaded.
         """
         if self._world is not None:
             return
@@ -94,7 +94,7 @@ class Job:
 
 
 def start_mpi() -> None:
-    """Initialise MPI for the running command; do nothing where a program that has initialised MPI calls the command."""
+    """Initialise MPI for the running command, unless a program that has initialised MPI calls the command."""
     job = click.get_current_context().find_object(Job)
     if job is not None:
         job.start()

@@ -1,4 +1,4 @@
-"""The checks of `--verify` of the commands of linear algebra: relative errors, and bounds of rounding errors."""
+"""The checks that `--verify` makes in commands of linear algebra: relative errors, and bounds of rounding errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pdgemm.tools.cli.session import Speaker
 
 EPS = 3  # times n and the unit roundoff: the error bound in the tests of SLATE
 TELLS = 0.1  # the largest tolerance at which a relative error shows that a result is right
-_RANDOM = 30  # random columns with which a matrix in a file is compared
+_RANDOM = 30  # the most random columns G of `svd_checks`
 
 
 @dataclass(frozen=True)
 class Check:
-    """A relative error, and the largest error that rounding explains; infinite where a norm overflows."""
+    """A relative error, and its bound by rounding, which is infinite if a norm overflows."""
 
     what: str
     value: float
@@ -46,7 +46,7 @@ class Check:
 
 
 def rounded(what: str, value: float, A: DistMatrix, size: float, times: float = 1.0) -> Check:
-    """Return the check that an error is at most 3 eps `times` the size, of A's type; nothing if it is infinite."""
+    """Return the check value / size <= 3 eps times, with eps of A's type; it cannot tell if the size is infinite."""
     return Check(what, value / (size or 1.0), EPS * eps(A.dtype) * times if size < inf else inf)
 
 
@@ -63,14 +63,14 @@ def report_checks(say: Speaker, checks: Sequence[Check | Residual]) -> bool:
 
 
 def whole(A: DistMatrix, lower: bool = True) -> DistMatrix:
-    """Return A or, if its file has only the triangle that is read, the Hermitian matrix of it.  Collective."""
+    """Return A or, if its other triangle is zero, the Hermitian matrix of the triangle that is read.  Collective."""
     H: DistMatrix = A if lower else A.H
     alone = triu(H, 1).norm("max") == 0 < tril(H, -1).norm("max")
     return both_triangles(H, "L") if alone else A
 
 
 def structure_checks(A: DistMatrix, assumed: str) -> list[Check]:
-    """Return the check that A has the assumed structure, Hermitian or triangular, relative to |A|_F; none for "gen"."""
+    """Return the check that A has the assumed structure, Hermitian or triangular, relative to |A|_F; [] for "gen"."""
     if assumed == "gen":
         return []
     if assumed.endswith("triangular"):
@@ -90,9 +90,9 @@ def solve_checks(A: DistMatrix, B: DistMatrix, X: DistMatrix, assumed: str) -> l
 def svd_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, Any], memory: int | None) -> list[Check]:
     """Return the checks of singular triplets of a matrix, in memory or in a file, which is read twice.
 
-    Errors are relative to the largest value.  With Q, an orthonormal basis of (A - U diag(s) Vh) G for a few random
-    columns G, |(A - U diag(s) Vh)^H Q|_2 is a lower bound of the norm of the rest (Halko, Martinsson & Tropp, SIAM
-    Review 53(2), 2011, section 4.5).
+    Errors are relative to the largest singular value.  Let Q be an orthonormal basis of (A - U diag(s) Vh) G for a few
+    random columns G.  Then |(A - U diag(s) Vh)^H Q|_2 is a lower bound of |A - U diag(s) Vh|_2 (Halko, Martinsson &
+    Tropp, SIAM Review 53(2), 2011, section 4.5).
     """
     first, rounding, V = float(s[0]) if len(s) and s[0] else 1.0, EPS * eps(A.dtype) * sum(A.shape), Vh.H
     k, few = len(s), min(_RANDOM, *A.shape) if len(s) < min(A.shape) else 0
@@ -123,11 +123,11 @@ def svd_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, A
 
 
 def lstsq_checks(A: DistMatrix, X: DistMatrix, R: DistMatrix, rank: int) -> list[Check]:
-    """Return the checks that X is a solution for A + E, where |E| is small, and the one of least norm.
+    """Return the checks that X minimises |B - (A + E) X| for a small E, and is the solution of least norm.
 
     |(|x|^2 Ah A + |r|^2 I)^-1/2 Ah r|_2 is about the least |E|_F, relative to |A|_2, for each column x and its residual
-    r = b - A x (Walden, Karlson & Sun, Numer. Linear Algebra Appl. 2(3), 1995).  Of A, its `rank` largest singular
-    values and their vectors are taken; x has no part outside of these.
+    r = b - A x (Walden, Karlson & Sun, Numer. Linear Algebra Appl. 2(3), 1995).  Only the `rank` largest singular
+    values of A and their vectors are used; the x of least norm is in the span of the right singular vectors.
     """
     _, s, Vh = svd(A)
     kept, Vh, first, most = s[:rank, None].astype(float), Vh[:rank], float(s.max(initial=0)) or 1.0, max(A.shape)
@@ -142,13 +142,13 @@ def lstsq_checks(A: DistMatrix, X: DistMatrix, R: DistMatrix, rank: int) -> list
 
 
 def _disorder(name: str, values: Any, least: float) -> list[Check]:
-    """Return a check that is wrong, if values do not ascend, or begin below `least`; else nothing."""
+    """Return [] if the values ascend and the first one is at least `least`, else one check that is wrong."""
     fall = max([*(values[:-1] - values[1:]), *(least - values[:1])], default=0.0)
     return [] if fall <= 0 else [Check(f"{name} is out of order by", float(fall), 0.0)]
 
 
 def _orthonormal(rounding: float, **matrices: DistMatrix) -> list[Check]:
-    """Return the checks that matrices have orthonormal columns; they are named by their keywords."""
+    """Return the checks that matrices have orthonormal columns; keywords are the names of the matrices in texts."""
     checks = []
     for name, X in matrices.items():
         one = DistMatrix.eye(X.shape[1], grid=X.grid, dtype=X.dtype)
@@ -158,7 +158,7 @@ def _orthonormal(rounding: float, **matrices: DistMatrix) -> list[Check]:
 
 
 def eigh_checks(A: DistMatrix, w: Any, V: DistMatrix | None, lower: bool) -> list[Check]:
-    """Return the checks of A, of eigenvalues and, unless V is None, of eigenvectors; errors are relative to |A|_F."""
+    """Return checks that A is Hermitian, and of w and V if it is not None; errors are relative to |A|_F."""
     H = whole(A, lower)
     n, checks, size = len(H), structure_checks(H, "her") + _disorder("w", w, -inf), H.norm() or 1.0
     rounding = EPS * eps(H.dtype) * sum(H.shape) if size < inf else inf

@@ -29,7 +29,7 @@ def _output(text: str, required: bool = True) -> Any:
 
 
 def _command(short_help: str, *own: Callable[[Any], Any], writes: bool = True) -> Callable[[Any], click.Command]:
-    """Return a decorator that makes a command of A, with its own parameters and those that all commands here share."""
+    """Return a decorator that makes a command on a matrix A.   own : the parameters of this command only."""
 
     def decorate(declared: Callable[[], None]) -> click.Command:
         @wraps(declared)
@@ -65,14 +65,15 @@ def solve() -> None:
     _output("Dataset for X; replaced if pdgemm wrote it."),
     click.option(
         "--rcond", type=click.FloatRange(0),
-        help="Singular values of A up to this part of the largest are taken for 0; default: max(m, n) eps.",
+        help="Singular values of A up to this fraction of the largest one count as 0; default: max(m, n) eps.",
     ),
 )  # fmt: skip
 def lstsq() -> None:
     """Compute X with the least norm of B - A X and, of all such X, the one of least norm.
 
     The rank of A, its largest and smallest singular value, and the norm of B - A X are printed.  --verify checks that
-    X is a solution for a matrix within rounding errors of A and, where the rank is less than n, the one of least norm.
+    X is a solution for a matrix that differs from A by rounding errors.  If the rank is less than n, it also checks
+    that X is the solution of least norm.
     """
 
 
@@ -82,31 +83,31 @@ def lstsq() -> None:
     _output("Group of a file for U, s and Vh, such as f.h5:/svd."),
     click.option(
         "--oversample", type=click.IntRange(0, options.MOST),
-        help="Columns of a block beyond k; default: 10, with --memory as many as fit.",
+        help="Columns of the search block beyond k; default: 10, with --memory as many as fit.",
     ),
     click.option(
         "--tolerance", type=click.FloatRange(0, min_open=True),
-        help="Error of the k values, as a part of the largest, at which the steps end; default: that of rounding.",
+        help="Stop at this error of the k values, relative to the largest one; default: the rounding error.",
     ),
-    click.option("--steps", type=options.COUNT, help="The most steps for the k values; default: 100."),
+    click.option("--steps", type=options.COUNT, help="Maximum number of steps for the k values; default: 100."),
     options.seed,
     click.option(
         "--memory", type=BYTES, help="Memory per rank: A stays in its file, and is read in panels.  Needs -k.",
     ),
     click.option(
-        "--passes", type=options.COUNT, help="The most passes over A with --memory; default: as many as needed.",
+        "--passes", type=options.COUNT, help="Maximum number of passes over A with --memory; default: no maximum.",
     ),
 )  # fmt: skip
 def svd() -> None:
     """Compute the singular value decomposition of A, or its k largest singular values and their vectors.
 
     U (m x k), s (k numbers) and Vh (k x n) are written, where A is about U diag(s) Vh.  The values are printed, with a
-    bound of their errors and the part of the sum of squares of A that they hold.  --verify checks that U and Vh have
-    orthonormal columns and rows, that A V = U diag(s) and Ah U = V diag(s), and that no singular value of
-    A - U diag(s) Vh exceeds the smallest one in s.
+    bound of their errors and their share of |A|_F^2.  --verify checks that U and Vh have orthonormal columns and rows,
+    that A V = U diag(s) and Ah U = V diag(s), and that no singular value of A - U diag(s) Vh exceeds the smallest one
+    in s.
 
     With --memory, A may be larger than the memory: it is read twice if a triangle of its lesser dimension fits the
-    memory of a rank, and otherwise until the values are known to the tolerance.  --verify reads it twice more.
+    memory of a rank, and otherwise as often as the tolerance requires.  --verify reads it twice more.
     """
 
 
@@ -114,16 +115,16 @@ def svd() -> None:
     "Compute eigenvalues of a Hermitian matrix.",
     _output("Group of a file for w and V, such as f.h5:/eigh; default: none.", required=False),
     click.option("--lower/--upper", default=True, help="The triangle of A that is read; default: the lower one."),
-    click.option("--subset", type=SUBSET, help="Eigenvalues LO to HI, both included, from 0 in ascending order."),
+    click.option("--subset", type=SUBSET, help="Eigenvalues LO to HI, both included, numbered from 0."),
     click.option("--values", "alone", is_flag=True, help="Only eigenvalues, in less time."),
 )
 def eigh() -> None:
     """Compute eigenvalues and eigenvectors of a Hermitian A, of which one triangle is read.
 
     V (n x k) and w (k numbers in ascending order) are written, where A V = V diag(w); the values are printed.
-    --verify checks that A is Hermitian, unless the triangle that is not read is zero, that V has orthonormal columns
-    and that A V = V diag(w) and, if all eigenvalues are computed, that their sum is the trace of A, and the sum of
-    their squares the square of its Frobenius norm.
+    --verify checks that V has orthonormal columns, that A V = V diag(w), and that A is Hermitian, unless the triangle
+    that is not read is zero.  If all eigenvalues are computed, their sum must be the trace of A, and the sum of their
+    squares |A|_F^2.
     """
 
 
@@ -131,7 +132,7 @@ def eigh() -> None:
     "Print the rank of a matrix.",
     click.option(
         "--rtol", type=click.FloatRange(0),
-        help="Singular values up to this part of the largest are taken for 0; default: max(m, n) eps.",
+        help="Singular values up to this fraction of the largest one count as 0; default: max(m, n) eps.",
     ),
     writes=False,
 )  # fmt: skip

@@ -58,7 +58,7 @@ def carry_out(
         operands = [source(say.grid, name, x, dtype) for name, x in (("A", a), ("B", b)) if x]
         for x in operands:
             if x.dtype not in dtypes.BLAS:  # LAPACK does not support it
-                raise DTypeError(f"{x.what} is of {x.dtype}: convert it, --dtype float64")
+                raise DTypeError(f"LAPACK does not support the {x.dtype} of {x.what}: convert it by --dtype float64")
         results = _COMMANDS[name](say, How(block, force, verified), *operands, **own)
         if verified:
             with say.progress("verify"):
@@ -74,7 +74,7 @@ def carry_out(
 def _read(
     say: Speaker, how: How, operands: Sequence[Source], outputs: dict[Dataset, int], words: int
 ) -> list[DistMatrix]:
-    """Check all facts that need no elements, and read the operands.
+    """Check all that can be checked without elements, and read the operands.
 
     outputs : the number of elements of each result.   words : the words that all ranks together need besides A and B.
     """
@@ -109,7 +109,7 @@ def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume
     _check_square(x, "solve")
     _check_rows(x, y)
     n, m = y.shape
-    squares = {"gen": 2, "her": 3}.get(assume, 1)  # matrices n x n: A, its factors, and messages of a triangle
+    squares = {"gen": 2, "her": 3}.get(assume, 1)  # number of n x n matrices: A, factors, messages of a triangle
     words = (2 + 2 * how.verified) * (squares * n * n + 3 * n * m)
     A, B = _read(say, how, (x, y), {output: n * m}, words)
     with say.progress("solve"):
@@ -152,7 +152,7 @@ def _svd(
         U, s, Vh = _svd_in_file(say, how, x, k, memory, passes, **search)
         A: Any = StoredMatrix(say.grid, x)
     elif passes is not None:
-        raise ArgumentError("--passes is for a matrix that stays in its file: name --memory, too")
+        raise ArgumentError("--passes needs --memory: it limits how often a matrix is read that stays in its file")
     else:
         words = (m + n) * (4 * few if k is None else 8 * (few + (search["oversample"] or 10)))
         (A,) = _read(say, how, (x,), outputs, words)
@@ -171,7 +171,7 @@ def _svd_in_file(
 ) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     """Return the k largest singular values of a matrix in its file, with their vectors."""
     if k is None:
-        raise ArgumentError("--memory is for the largest singular values: name -k")
+        raise ArgumentError("--memory needs -k, the number of largest singular values")
     if how.block is not None:
         raise ArgumentError("--memory cannot be combined with --block")
 
@@ -201,7 +201,7 @@ def _eigh(
     sizes = {"w": k} if alone else {"V": n * k, "w": k}
     outputs = {output.member(name): size for name, size in sizes.items()} if output else {}
     if output and alone and check_savable(Path(output.path), output.member("V").name, say.grid, 0) is not None:
-        raise ArgumentError(f"{output}/V are vectors of other eigenvalues: name another group, or leave out --values")
+        raise ArgumentError(f"{output}/V has earlier eigenvectors: name another group, or leave out --values")
     words = (4 + 2 * how.verified) * n * n + (0 if alone else 4 * n * k)
     (A,), V = _read(say, how, (x,), outputs, words), None
     with say.progress("eigh"):
@@ -248,7 +248,7 @@ _COMMANDS: dict[str, Callable[..., FileResults]] = {
 def values_text(name: str, s: Any, facts: dict[str, Any] | None = None) -> list[str]:
     """Return lines with values and, if only the k largest singular values were computed, their error and share.
 
-    A value with a bounded error is printed only to the digits that the bound leaves.
+    Digits that are uncertain by the error bound are not printed.
     """
     bounds = [x * s[0] for x in facts["bounds"]] if facts else [0.0] * len(s)
     texts = [_known_digits(*x) for x in zip(s, bounds)]

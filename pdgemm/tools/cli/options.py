@@ -22,7 +22,7 @@ _SHOWN = 100  # characters of an invalid argument that a message shows
 
 
 class Dataset(NamedTuple):
-    """A dataset in a file; a .npy file has one, of the name ""."""
+    """A dataset in a file.  The name of the only array in a .npy file is ""."""
 
     path: str
     name: str
@@ -31,7 +31,7 @@ class Dataset(NamedTuple):
         return ":".join(self)
 
     def member(self, name: str) -> Dataset:
-        """Return a dataset of this name in the group that this one names."""
+        """Return the dataset `name` in the group `self`."""
         return Dataset(self.path, f"{self.name}/{name}")
 
 
@@ -81,7 +81,7 @@ def _block(text: str) -> tuple[int, ...]:
 
 
 def _quantity(text: str, units: dict[str, float]) -> float:
-    """Return a number with its unit; a unit "" is one that may be left out."""
+    """Return the number in a text such as "10min", times the factor of its unit; the unit "" is for bare numbers."""
     match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in units:
         raise ValueError
@@ -159,7 +159,7 @@ def stacked_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def typed(parameters: Iterable[str]) -> list[str]:
-    """Return the options for these parameters that are on the command line of the running command."""
+    """Return the options of these parameters that the user typed for the running command."""
     context, names = click.get_current_context(), {*parameters}
     on_command_line = click.core.ParameterSource.COMMANDLINE
     return [
@@ -169,14 +169,11 @@ def typed(parameters: Iterable[str]) -> list[str]:
 
 
 def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
-    """Raise UsageError where another file of the command is also the file of a dataset.
-
-    others : the other files, by their options.
-    """
+    """Raise UsageError if another file of the command also contains a dataset.   others : {option: other file}."""
     used = {os.path.realpath(x.path) for x in datasets if x}
     for name, file in others.items():
         if file and os.path.realpath(file) in used:
-            raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
+            raise click.UsageError(f"{name} {file} is also the file of a dataset of this command: name another file")
 
 
 def picture(help: str) -> Callable[[Any], Any]:
@@ -185,7 +182,7 @@ def picture(help: str) -> Callable[[Any], Any]:
 
 
 def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> Any:
-    """Return the module that draws pictures; None without a picture.  Raises an error if it cannot be written.
+    """Return the module that draws pictures; None without a picture.  Raises an error if `picture` cannot be written.
 
     of_runs : the picture may be an HTML page, too.
     """
@@ -207,7 +204,7 @@ layout = stacked_options(
 )
 seed = click.option("--seed", default=0, show_default=True)
 verified = click.option("--verify", "verified", is_flag=True, help="Check the result before it is stored.")
-memory_limit = click.option("--memory-limit", type=BYTES, help="Per rank, for buffers beyond A, B and C.")
+memory_limit = click.option("--memory-limit", type=BYTES, help="Memory limit per rank for buffers, besides A, B and C.")
 json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)

@@ -53,7 +53,7 @@ _question = options.stacked_options(
 @options.picture("FILE.png or .svg: a picture of the candidates, with their time and memory.")
 @click.option(
     "--collective", "operation", type=click.Choice(OPERATIONS),
-    help="In place of a product: how ranks exchange or add up --words.",
+    help="Show the algorithms of this collective operation on --words, in place of a product.",
 )  # fmt: skip
 @click.option("--words", type=WORDS, help="Length of the whole vector; with all_to_all, of the vector of each rank.")
 @options.json_
@@ -64,7 +64,7 @@ def plan(
 ) -> int:  # fmt: skip
     """Show what `pdgemm()` would run, the predicted time, and the cost of the alternatives.  Needs no MPI.
 
-    With --collective, the algorithms of an operation such as an all-reduce, and the lower bounds.
+    With --collective, show the algorithms of an operation such as an all-reduce, and the lower bounds.
 
     If nothing fits --memory, show the memory and the ranks that would suffice, and the bytes that a product of files in
     parts would read; the exit code then is 1.
@@ -186,7 +186,7 @@ def _in_parts(question: Question) -> Tiling | int:
 
 
 def _range(numbers: Any, form: Callable[[float], str]) -> str:
-    """Return the smallest and the largest number as text, once where they are the same."""
+    """Return the smallest and the largest number as text; only one number if they are equal."""
     return " to ".join(dict.fromkeys((form(numbers.min()), form(numbers.max()))))
 
 
@@ -197,7 +197,7 @@ def _collective(
     """Show the algorithms of a collective operation."""
     typed = options.typed((*others, "whole", "picture"))
     if operation is None or words is None or typed:
-        needed = "--collective OPERATION takes --words, and none of the options of a product"
+        needed = "--collective OPERATION needs --words, and takes no option of a product"
         raise ArgumentError(f"{needed}{f', such as {typed[0]}' if typed else ''}")
     machine = _machine(machine_file, ranks_per_node)
     costs = collective_costs(operation, parts_of(operation, words, ranks), dtypes.element_type(dtype), ranks, machine)
@@ -219,7 +219,7 @@ def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
 def _question_of(
     mnk: tuple[int, int, int] | None, dtype: str, machine_file: str | None, ranks_per_node: int | None, **others: Any
 ) -> Question:
-    """Return the question that the options of `plan` and `simulate` describe; `others` are fields of the question."""
+    """Return the `Question` to the planner from the options of `plan` and `simulate`; `others` are fields of it."""
     if mnk is None:
         raise click.MissingParameter(param_hint="'--shape'", param_type="option")
     machine = _machine(machine_file, ranks_per_node)
@@ -263,7 +263,7 @@ def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
             on_root(comm, path, lambda: partial.write_text(text))
         warnings = doubts(machine)
         if say.grid.memory.oversubscribed:
-            warnings.insert(0, "there are more ranks than cores: every figure is that of a crowded machine")
+            warnings.insert(0, "there are more ranks than cores: they disturb each other, so every figure is too slow")
         say.note("warnings", [f"warning: {text}" for text in warnings], warnings, err=True)
         advice = f"plan --machine {output}; PDGEMM_MACHINE={output} for products"
         say.note("wrote", [f"wrote {output}; to use it: {advice}"], output)

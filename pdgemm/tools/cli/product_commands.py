@@ -66,8 +66,8 @@ def generate(
 @_operands
 @click.option(
     "-o", "--output", type=DATASET, required=True,
-    help="Dataset for C.  One that pdgemm wrote is replaced when the result is complete; A, B, and a dataset that "
-    "pdgemm did not write, only with --force, unless it is C on entry.",
+    help="Dataset for C, replaced when the result is complete.  --force is needed to replace A, B, or a dataset that "
+    "pdgemm did not write, unless it is C on entry.",
 )  # fmt: skip
 @click.option("--c", "c0", type=MATRIX, help="C on entry where beta is not 0; default: the output.")
 @_scalars
@@ -79,11 +79,11 @@ def generate(
 )  # fmt: skip
 @click.option(
     "--checkpoint", type=SECONDS,
-    help="Save a checkpoint beside the output every 10min or so; the same command goes on from it.",
+    help="Save a checkpoint next to the output every 10min or so; the same command resumes from it.",
 )  # fmt: skip
 @click.option(
     "--mtbf", type=SECONDS,
-    help="Mean time between failures: checkpoints are saved so often that the least time is lost (Young 1974).",
+    help="Mean time between failures; it determines the checkpoint interval that loses least time (Young 1974).",
 )  # fmt: skip
 @options.memory_limit
 @click.option("--panel-width", type=options.COUNT, help="Widest panel.")
@@ -96,10 +96,10 @@ def generate(
 @click.option("--accumulate-dtype", type=click.Choice(options.SUMS), help="Accumulation type.")
 @click.option(
     "--protect", type=click.Choice(get_args(Protection)),
-    help="Compare C with checksums, and end (detect) or multiply again (repair) where rows differ; with --memory or "
-    "--checkpoint each product of panels by itself.",
+    help="Compare rows of C with checksums; if they differ, end with an error (detect) or multiply again (repair).  "
+    "With --memory or --checkpoint, each product of panels is compared by itself.",
 )  # fmt: skip
-@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to it, or multiply slices.")
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to this type, or split into slices.")
 @options.device
 @options.trace
 @click.option(
@@ -131,7 +131,7 @@ def multiply(
     from pdgemm.tools.cli.session import session
 
     if others["mtbf"] is not None and others["checkpoint"] is None:
-        raise click.UsageError("--mtbf needs --checkpoint, the time until the first one, whose duration is measured")
+        raise click.UsageError("--mtbf needs --checkpoint, the time until the first checkpoint, which is timed")
     unfit = {"--block": others["block"], "--device cuda": others["device"] != "host"}
     unfit["--compression"] = others["compression"]
     for name in ("memory", "checkpoint"):

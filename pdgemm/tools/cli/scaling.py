@@ -38,16 +38,19 @@ _of_training = options.stacked_options(
     ),
     click.option(
         "--layouts", "layouts", multiple=True, default=(AUTO,), show_default="auto",
-        help="Of training: auto, the fastest by the plan; dp,tp,pp; or such as dp=2,tp=2; may be given several times.",
+        help="Layout of training: auto (the fastest by the plan), dp,tp,pp or such as dp=2,tp=2.  May be repeated.",
     ),
-    click.option("--batch", type=options.COUNT, default=16, show_default=True, help="Samples of a step; weak: a rank."),
+    click.option(
+        "--batch", type=options.COUNT, default=16, show_default=True,
+        help="Samples of a step; in a weak study, of a step and rank.",
+    ),
     *(click.option(f"--{name}", type=options.COUNT, default=size, show_default=True) for name, size in SIZES.items()),
 )  # fmt: skip
 
 
 @click.command(short_help="Measure products, or training, on ranks.")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
-@click.option("--shape", "shapes", type=MNK, multiple=True, help="Of products: m,n,k; on one rank for a weak study.")
+@click.option("--shape", "shapes", type=MNK, multiple=True, help="m,n,k of a product; in a weak study, on one rank.")
 @click.option("--ranks", type=INTEGERS, required=True, help="Numbers of ranks, such as 1,2,4.")
 @click.option(
     "--out", type=click.Path(dir_okay=False), help="File of results, a line per case; with --train: training.jsonl."
@@ -91,8 +94,8 @@ def scaling(
     rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples (strong, the
     default), or as many on each rank (weak).
 
-    Alone it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that job.  Cases
-    that are in the file are not measured again.
+    Without a launcher, it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that
+    job.  Cases that are in the file are not measured again.
     """
     _check_options(training=program is not None)
     if out is None and program is None:
@@ -120,12 +123,12 @@ def _check_options(training: bool) -> None:
     """Raise UsageError where options of products were typed for training, or the other way round."""
     others = ("shapes", "algorithms", "mover", "memory_limit", "device") if training else ("layouts", "batch", *SIZES)
     for option in options.typed(others):
-        belongs = "products: leave it, or --train, out" if training else "training: it takes --train"
+        belongs = "products: leave out it or --train" if training else "training: it needs --train"
         raise click.UsageError(f"{option} is an option of studies of {belongs}")
 
 
 def _multiplied(studied: dict[str, Any], device: str) -> list[records.AnyCase]:
-    """Return the products of a study by its options."""
+    """Return the cases of a study of products, from its options."""
     if studied["kind"] is None:
         raise click.MissingParameter(param_hint=f"one of {', '.join(KINDS)}, or --train", param_type="argument")
     if not studied["shapes"]:
@@ -136,7 +139,7 @@ def _multiplied(studied: dict[str, Any], device: str) -> list[records.AnyCase]:
 
 
 def _trained(studied: dict[str, Any], **how: Any) -> list[records.AnyCase]:
-    """Return the cases of a study of training by its options."""
+    """Return the cases of a study of training, from its options."""
     program_file(how["program"])
     kind, dtypes = studied["kind"] or "strong", studied["dtypes"] or ("float32",)
     sizes, of = {name: studied[name] for name in SIZES}, {name: studied[name] for name in ("ranks", "layouts", "batch")}
@@ -155,7 +158,7 @@ class _StudyInFile:
     ordinary: bool
 
     def opened(self) -> tuple[records.Study, Machine | None]:
-        """Return the contents of the file, and the machine of the option, of PDGEMM_MACHINE, or of the study, if any.
+        """Return the contents of the file, and the machine of --machine, PDGEMM_MACHINE, or the study, or None.
 
         Raises FileError if the study cannot be continued.
         """
@@ -174,14 +177,14 @@ class _StudyInFile:
         return study, machine
 
     def keep(self, study: records.Study, machine: Machine | None) -> None:
-        """Add the machine of the plans to the file, unless it is the study's machine already."""
+        """Add the machine by which cases are planned to the file, unless the file has it already."""
         if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
             records.append(self.path, {"machine": known})
 
     def fitting(
         self, todo: list[records.AnyCase], ranks: int | None, what: str, loud: bool = True
     ) -> tuple[list[records.AnyCase], bool]:
-        """Return the cases that fit the available ranks, and whether all do.   loud : print a line on the others."""
+        """Return the cases that fit the available ranks, and whether all do.   loud : warn about the other cases."""
         large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
         if ranks is None or not large:
             return todo, True
@@ -286,7 +289,7 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
         _say(study.headline(todo))
 
     def doing(case: records.AnyCase, done: int) -> None:
-        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
+        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "only this case is lost")
 
     def notify(case: records.AnyCase, record: records.Record) -> None:
         _say(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")

@@ -78,7 +78,7 @@ def _leave(code: Any) -> None:
         _fail(code & 0xFF, "", f"left with exit code {code & 0xFF}")
     elif not isinstance(code, int | None):
         text = ""
-        with suppress(Exception):  # an object that cannot be written
+        with suppress(Exception):  # str() of the object may fail
             text = str(code)
         _fail(1, text, "left")
 

@@ -44,8 +44,8 @@ class Speaker(Observer):
         self.grid, self.as_json = grid, as_json
         self.lost = "nothing was written"
         self.facts: dict[str, Any] = {"ranks": grid.size, "grid": grid.shape}
-        self._plan: ProductPlan | None = None  # the plan, for the page
-        self._said = list[str]()  # the texts of reports, for the page
+        self._plan: ProductPlan | None = None  # for the page of --report
+        self._said = list[str]()  # texts of reports, for the page of --report
 
     def report(self, key: str, what: Any, several: bool = False) -> None:
         """Report a result, as a line or as a member of the JSON object.   several : the member is a list of results."""
@@ -58,7 +58,7 @@ class Speaker(Observer):
         self.note(key, [str(what)], [*self.facts.get(key, []), plain] if several or key == "read" else plain)
 
     def note(self, key: str, lines: Sequence[str], fact: Any, err: bool = False) -> None:
-        """Print lines, or make a fact a member of the JSON object."""
+        """Print lines or, with --json, add a fact to the JSON object."""
         if self.grid.rank:
             return
         self.facts[key] = fact
@@ -75,7 +75,7 @@ class Speaker(Observer):
         return x.read_again(self, self.grid, block, device="host")
 
     def save(self, output: Dataset, matrix: DistMatrix | np.ndarray, several: bool = False, **options: Any) -> None:
-        """Write a matrix.   several : the command writes several, which are a list in the JSON object."""
+        """Write a matrix.   several : the command writes several matrices, as a list in the JSON object."""
         with self.progress("write", prod(matrix.shape) * matrix.dtype.itemsize, "B/s") as progress:
             wrote = hdf5.save(*output, matrix, grid=self.grid, progress=progress, **options)
         self.report("wrote", wrote, several)
@@ -85,9 +85,9 @@ class Speaker(Observer):
 
     @contextmanager
     def traced(self, path: str | None, nvtx: bool, page: str | None, force: bool, of: str = "") -> Iterator[None]:
-        """Trace the block if a trace file, ranges of NVTX, or a page of the trace and the reports was requested.
+        """Trace the `with` block if a trace file, NVTX ranges or a page was requested; write the file and the page.
 
-        of : the name of the result, which the heading of the page begins with.
+        page : an HTML file for the trace and the reports.   of : the name of the result, for the heading of the page.
         """
         if page is None:
             with trace(path, self.grid, nvtx=nvtx, overwrite=force) if path or nvtx else nullcontext():
@@ -117,7 +117,7 @@ class Speaker(Observer):
     def progress(
         self, what: str, amount: float = 0, unit: str = "FLOP/s"
     ) -> Iterator[Callable[[int, int], object] | None]:
-        """Print a line every few seconds.
+        """Announce a piece of work, and provide a function that prints its progress; None where no lines are printed.
 
         amount : bytes or floating-point operations of the whole work; 0: unknown.   unit : the unit of their rate.
         """

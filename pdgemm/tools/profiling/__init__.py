@@ -1,3 +1,1 @@
-"""Traces of all ranks in one file, profiles of how ranks spend their time, reports of the installed software, and
-short texts of exceptions.
-"""
+"""Traces of all ranks in one file, profiles of how ranks spend their time, and reports of the installed software."""

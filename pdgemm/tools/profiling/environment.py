@@ -114,7 +114,7 @@ def _gpu_memory(grid: ProcessGrid) -> tuple[str, str]:
 
 def _warnings() -> list[str]:
     """Return warnings about the BLAS of local products, and about other loaded BLAS libraries."""
-    unknown = f"{multiplier()}, which multiplies, is not known: a reference BLAS is ten times as slow as OpenBLAS"
+    unknown = f"local products use {multiplier()}, an unknown BLAS: a reference BLAS is ten times slower than OpenBLAS"
     return [unknown] * (blas_of_products() is None) + processors.warnings()
 
 
@@ -143,7 +143,7 @@ def _tcp(library: str) -> list[str]:
     if "Open MPI" not in library or not by_tcp or settings.keys() <= os.environ.keys():
         return []
     said = " ".join(f"{name}={value}" for name, value in settings.items() if name not in os.environ)
-    return [f"with TCP, messages that begin at once and arrive one by one: export {said}"]
+    return [f"settings for TCP, by which messages begin at once and arrive one by one: export {said}"]
 
 
 def _missing(facts: dict[str, Any]) -> list[str]:

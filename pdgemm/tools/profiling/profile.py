@@ -25,7 +25,7 @@ PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # phases of a prod
 # outside products: files, redistributions, batches of small products, epilogues after a product's last sum, checks
 OUTSIDE = ("read", "write", "moved", "batch", "epilogue", "verify")
 TRAINING = (*PASSES, "reduce", "optimizer")  # phases of a step of training
-LARGE = 1 << 16  # least bytes of a message that shows the bandwidth
+LARGE = 1 << 16  # least bytes of a transfer from which a bandwidth is computed
 LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
 ROUNDING = 20.0  # microseconds by which a transfer may seem to end after the wait for it
 ORDINARY = ("default", "GPUs")  # machine models that were not calibrated
@@ -106,9 +106,9 @@ class _Timeline(Struct):
 class Rank:
     """The seconds and transfers of one rank of a traced run.
 
-    seconds   : the time of all products, from call to return.   phases : the time of each, without redistribution.
+    seconds   : the time of all products, from call to return.   phases : the time of each phase, redistributions apart.
     reports   : the reports of its products.
-    training  : the time of steps of training by phase, and "waits", the part of both passes in which they wait.
+    training  : the time of steps of training by phase, and "waits", the waits in forward and backward passes.
     transfers : by kind, the seconds and bytes of each transfer, and whether the rank waited at its middle and its end.
     """
 

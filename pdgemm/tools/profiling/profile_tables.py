@@ -126,7 +126,7 @@ def figures(profile: Profile) -> Iterator[str]:
         usual = median(x.busy for x in profile.ranks)
         yield (
             f"rank {slow} is slow: it is busy for {in_seconds(profile.ranks[slow].busy)} in its forward and backward "
-            f"passes, and the ranks for {in_seconds(usual)} (median); the others wait for it"
+            f"passes, the median rank for {in_seconds(usual)}; the others wait for rank {slow}"
         )
     if profile.rate is not None:
         yield f"products at {profile.rate:.0%} of the calibrated rate of such products"

@@ -17,7 +17,7 @@ KINDS = ("strong", "weak", "shapes")
 Side = Annotated[int, Meta(ge=1, le=1 << 53)]  # exact as a float, too
 Name = Annotated[str, Meta(min_length=1, max_length=100)]
 MNK = tuple[Side, Side, Side]
-# sides over those of a cube of the same m n k, as in Huang & Chow, CA3DMM, SC22: one long side, or one short side
+# m, n, k relative to the side of a cube of the same volume, as in Huang & Chow, CA3DMM, SC22: one side long or short
 FAMILIES = {"square": (1, 1, 1), "large k": (0.25, 0.25, 16), "large m": (16, 0.25, 0.25), "flat": (4, 4, 1 / 16)}
 
 

@@ -1,4 +1,4 @@
-"""The curves in files of studies: measurements that a line of a figure joins, and the cases that cannot be drawn."""
+"""Reads files of studies: curves, whose measurements a line of a figure joins, and the cases that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
 LARGEST = 10**9  # the most ranks, and the most elements of a dimension
 OVERSUBSCRIBED = (
-    "Points that are grey inside, and the mark *, are of more ranks than cores: the ranks took turns, and their times "
-    "do not show how fast as many cores would be."
+    "Points that are grey inside, and the mark *, are measurements with more ranks than cores: ranks took turns on a "
+    "core, so with a core for each rank the times would differ."
 )
 
 
@@ -114,7 +114,7 @@ class Point(Measurement, kw_only=True):
         return self.product.per_rank.hidden_seconds.mean
 
     def ideal(self, ranks: int) -> Prediction:
-        """Return the product of the same curve on `ranks` ranks that has the rate per rank of this one."""
+        """Return the ideal time of the same curve on `ranks` ranks: at the rate per rank of this point."""
         case = self.case.on(ranks)
         return Prediction(case, self.seconds * (case.flops / self.flops) * (self.ranks / ranks))
 
@@ -299,7 +299,7 @@ def _check(case: Case) -> None:
         raise ArgumentError(f"{case.dtype} is not one of the types {dtypes.names(dtypes.BLAS)}")
     if case.kind == "weak":
         shape: Any = MNK
-        converted(case.of.split(","), shape, f"a weak case is of m,n,k on one rank, got {case.of!r}", strict=False)
+        converted(case.of.split(","), shape, f"a weak case is m,n,k on one rank, got {case.of!r}", strict=False)
 
 
 def _opened(path: Path, results: Results) -> records.Study:

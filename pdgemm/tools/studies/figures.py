@@ -54,7 +54,7 @@ class Quantity(NamedTuple):
     """A value of measurements and predictions that a panel shows.
 
     value : a function of a measurement or prediction, and of the measurement on the fewest ranks of the same curve.
-    limit : the name of the limit.   level : the limit's value; None: the value of a product that scales ideally.
+    limit : label of the line that shows the limit.   level : its value; None: the values of ideal scaling.
     """
 
     name: str
@@ -97,7 +97,7 @@ def form_of(out: Path, forms: Sequence[str]) -> str:
     form = out.suffix.lower()
     if form not in forms:
         some = " or ".join(filter(None, (", ".join(forms[:-1]), forms[-1])))
-        raise ArgumentError(f"{out}: a report is a file with the ending {some}")
+        raise ArgumentError(f"{out}: the file name must end in {some}")
     return form
 
 
@@ -125,7 +125,7 @@ def figure_of(groups: Sequence[tuple[str, Sequence[FigurePanel]]]) -> Figure:
         for panel, axes in zip(panels, every):
             panel.draw(axes)
             axes.set_title(panel.title)
-        for axes in every:  # one remains of an odd number of panels
+        for axes in every:  # of an odd number of panels, one place remains empty
             axes.remove()
         if panels[0].wide:
             add_legend(part, "outside lower center", columns=4)
@@ -154,7 +154,7 @@ def saved(figure: Figure, form: str) -> bytes:
 
 
 def svg_of(figure: Figure, prefix: str) -> str:
-    """Return a figure as a part of a page, with `prefix` before its names, which must be unique on the page."""
+    """Return a figure as SVG for a page, with `prefix` before its ids, which must be unique on the page."""
     text = saved(figure, "svg").decode()
     svg = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
@@ -251,7 +251,7 @@ def _split(section: Section, axes: Axes) -> None:
     bars = draw_parts(axes, places, shares, SPLIT, height=0.78)
     compute = np.array([x["compute"] for x in shares])
     hidden = np.minimum(compute, [100 * x.hidden / whole for x, whole in zip(points, wholes)])
-    if hidden.any():  # next to the waits: together they are the transfers
+    if hidden.any():  # next to the waits, because both together are the time of transfers
         style: Any = {"color": SPLIT["compute"], "edgecolor": "white", "hatch": "////", "linewidth": 0}
         axes.barh(places, hidden, 0.78, compute - hidden, label="compute, transfers hidden behind it", **style)
     hides = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]

@@ -132,7 +132,7 @@ class StudyJobs:
 
 
 def _pass_on(errors: IO[bytes], last: deque[str], ended: Event) -> None:
-    """Forward the errors of a job to our own; set `ended` when a rank reports that a signal has ended the job."""
+    """Forward a job's errors to standard error; set `ended` when a rank reports that a signal has ended the job."""
     for line in errors:
         with suppress(BrokenPipeError):  # standard error is closed; the job must not block
             sys.stderr.buffer.write(line)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMS = (".png", ".svg")
 OF_RUNS = (".html", *FORMS)
 BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
-MOST_SPANS = 20_000  # the most spans of a timeline that are drawn, more than a picture shows
+MOST_SPANS = 20_000  # the most spans of a timeline that are drawn: more than a picture can resolve
 # spans of a timeline: colour, upper edge and height in the row of the rank; later entries cover earlier ones
 SPANS = {
     "forward": ("#cfe6f5", -0.4, 0.5), "backward": ("#fbe3b8", -0.4, 0.5), "verify": ("#a6761d", -0.4, 0.5),
@@ -61,7 +61,7 @@ def _write(figure: Figure, out: Path) -> None:
 
 # ------------------------------------------------------------------ candidates
 def draw_candidates(candidates: Sequence[Candidate], out: Path, title: str, memory: int | None) -> None:
-    """Draw the time and the memory of each candidate.   memory : limit in bytes per rank; None: none."""
+    """Draw the time and the memory of each candidate.   memory : limit in bytes per rank, or None."""
     with figures.drawing():
         figure = _figure(figures.WIDTH, 1.2 + 0.21 * len(candidates))
         figure.suptitle(title, fontsize=9.5)

@@ -69,24 +69,24 @@ class ReportSection(NamedTuple):
 
 
 def check_report(page: Path, study: Path, overwrite: bool) -> None:
-    """Raise ArgumentError or FileError where a report cannot be written beside a study that has not begun."""
+    """Raise ArgumentError or FileError if `page` cannot take the report of a study, before the study begins."""
     figures.form_of(page, FORMS)
     if os.path.realpath(page) == os.path.realpath(study):
-        raise ArgumentError(f"{page} takes the measurements: name another file for the report")
+        raise ArgumentError(f"{page} is the file of the measurements: name another file for the report")
     check_writable(page, 0, overwrite)
 
 
 def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
-    """Write the report of a study, say whether the losses of training agree, and return the exit code: 1 if not."""
+    """Write the report of a study, and print whether the losses of training agree; return the exit code, 1 if not."""
     study = read_study(path)
     measured = [study.measured[case] for case in wanted if case in study.done and isinstance(case, TrainingCase)]
     losses = agreement([TrainingPoint.of(record, path) for record in measured])
     with suppress(BrokenPipeError):
-        if measured and (page is None or not losses.agree):  # a report says it, too
+        if measured and (page is None or not losses.agree):  # a report contains this text, too
             echo(losses.text, err=not losses.agree)
         try:
             if page is not None and study.measured:
-                report([path], page, None, None, overwrite=True)  # as `check_report` has decided
+                report([path], page, None, None, overwrite=True)  # `check_report` allowed it
         except PdgemmError as bad:
             echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
     return 0 if losses.agree else 1

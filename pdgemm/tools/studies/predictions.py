@@ -1,7 +1,7 @@
 """Predictions of a curve on any number of ranks by the planner, without MPI and other ranks.
 
-The planner predicts the plan that a run itself would choose: A, B and C on a near-square grid, in one block for each
-rank, and matrices whose layout does not fit the algorithm redistributed before and after the product.
+The planner predicts the plan that a run itself would choose: A, B and C are on a near-square grid, in one block for
+each rank; matrices whose layout does not fit the algorithm are redistributed before and after the product.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def predict(case: Case, measured: Iterable[int], to: int, machine: Machine | Non
 
 
 def question(case: Case, machine: Machine) -> Question:
-    """Return the planner's question for a case on the host."""
+    """Return the `Question` to the planner for a case on the host: the product and the machine."""
     mover = case.mover if case.mover in movers() else AUTO
     unlimited = Question(
         *case.mnk, case.ranks, np.dtype(case.dtype), algorithm=case.algorithm, mover=mover, machine=machine
@@ -105,8 +105,8 @@ def assumptions(predictions: Sequence[Predicted], gpus: bool) -> list[str]:
     for size in sorted({x.machine.ranks_per_node or 1 for x in predictions if x.guessed}):
         notes.append(
             f"Predictions for more than {counted(size, 'rank')} assume nodes of {counted(size, 'rank')} each, as many "
-            "as one has cores for; links between nodes were not measured, those of an ordinary cluster are assumed."
+            "as a node has cores for; links between nodes were not measured: those of an ordinary cluster are assumed."
         )
     if gpus:
-        notes.append("There are no predictions for GPUs: a calibration is of processors.")
+        notes.append("Products on GPUs are not predicted.")
     return notes

@@ -39,7 +39,7 @@ def run_cases(
 
     Each record is in the file before the next case begins.
     doing : is called with a case and its number of finished repetitions.   notify : with each record, on rank 0.
-    Raises FileError or ArgumentError on all ranks if the file cannot be written, or holds another setting.
+    Raises FileError or ArgumentError on all ranks if the file cannot be written, or has other settings.
     """
     with ProcessGrid(comm) as grid:  # the grid sets the threads of a rank, the same for all cases
         here = setting(grid)

@@ -39,10 +39,10 @@ class Job:
     """A command that multiplies on request.  If it contains {m}, {n} or {k}, it is started again for each shape.
 
     It reads a line "m n k" for each product, and prints a line: the seconds and an optional note, or "-" and the
-    reason why it cannot multiply.  A line "kernel NAME" before names the kernel of its BLAS, which OpenBLAS and MKL can
-    also print themselves.  Other lines are ignored.  It ends at an empty line.
+    reason why it cannot multiply.  A line "kernel NAME" before the first answer names the kernel of its BLAS, which
+    OpenBLAS and MKL can also print themselves.  Other lines are ignored.  It ends at an empty line.
 
-    wanted : NumPy's kernel, which OpenBLAS is told to use; if it does not, it is told to use the nearest one.
+    wanted : NumPy's kernel, which OpenBLAS is told to use; if it uses another one, it is told to use the nearest one.
     """
 
     def __init__(self, command: str, wanted: str, **values: object) -> None:
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def kernel(self) -> str:
-        """The kernel of its BLAS; "" as long as it is not known."""
+        """The kernel of the job's BLAS; "" as long as it is not known."""
         text = os.pread(self.errors.fileno(), 1 << 20, 0).decode(errors="replace")  # pread moves no file position
         return ", ".join(dict.fromkeys(OPENBLAS.findall(text))) if self.said is None else self.said
 
@@ -87,7 +87,7 @@ class Job:
 
     @property
     def unlike(self) -> str:
-        """The reason why its times cannot be compared with NumPy's: kernels of different generations; or ""."""
+        """The reason why the job's times cannot be compared with NumPy's: kernels of different generations; or ""."""
         ours, numpys = generation(self.kernel) or "not known", generation(self.wanted) or "not known"
         return "" if self.kernel and ours == numpys else f"{ours}, NumPy {numpys}"
 

@@ -1,4 +1,4 @@
-"""pdgemm between hosts, in one layout for all algorithms or in the best one of each; and the limits of the hosts."""
+"""pdgemm between hosts, in one layout for all algorithms or in the best layout of each; and the limits of the hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIECES = 16  # a product is computed in as many pieces, with progress of MPI in 
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
-    """Yield the maker of one way: a limit, or an algorithm on the given layouts.
+    """Yield one function that returns a `Way`: a limit, or an algorithm on the given layouts.
 
     layout : "own", the layouts that need no redistribution, on the best grid of the algorithm, or of the best algorithm
         for "auto"; "blocks", one block per rank; "columns", one block of columns per rank; "column-parallel", A by
@@ -41,7 +41,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
 
 
 def limit(setting: Setting) -> Way:
-    """Return the product of each rank's share at the same time, the exchange of a host's received bytes, or both."""
+    """Return a `Way` that runs local products on all ranks, an exchange of the bytes a host receives, or both."""
     comm, (m, n, k) = setting.comm, setting.mnk
     names = comm.allgather(platform.node())
     hosts, here = sorted(set(names)), names.count(names[comm.rank])

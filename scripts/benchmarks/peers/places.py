@@ -47,7 +47,7 @@ class Place:
 
     @staticmethod
     def between(hosts: str) -> Place:
-        """Return the place of "2x1", two hosts with a rank on each.  Raises BadParameter."""
+        """Return the place of a text such as "2x1", two hosts with a rank on each.  Raises BadParameter."""
         try:
             number, each = map(int, hosts.split("x"))
         except ValueError:
@@ -82,7 +82,7 @@ class Place:
         return Contender(name, f"{self.launcher(debian=True)} {shlex.quote(str(path))} {arguments}", missing)
 
     def enter(self) -> None:
-        """Run this command again on the first of the hosts, and exit with its code; there, do nothing."""
+        """Unless this process is on one of the hosts, run the command again on the first, and exit with its code."""
         if "--inside" not in sys.argv:
             words = [str(SCRIPTS / "hosts.sh"), "--rate", "10gbit", str(self.hosts), sys.executable, *sys.argv]
             sys.exit(subprocess.run([*words, "--inside"], check=False).returncode)
@@ -127,7 +127,7 @@ class Limit:
 
 @contextmanager
 def cables(place: Place, product: Job, mnk: MNK, nbytes: float, ratio: float, share: float = 1.0) -> Iterator[float]:
-    """Set all cables to the rate, in bit/s, at which `nbytes` take RATIO times as long as the share of the product.
+    """Set all cables to the rate, in bit/s, at which `nbytes` take `ratio` times as long as the share of the product.
 
     Programs that are started inside the `with` block use a machine file that was calibrated at this rate.
     """

@@ -71,7 +71,7 @@ class Result:
 class Yardstick(Protocol):
     """A measurement before and after each contender.
 
-    `bound` computes, from its seconds and the note of a contender, the seconds with which the contender is compared.
+    `bound` takes the yardstick's seconds and a contender's note, and returns the seconds to compare the contender with.
     """
 
     note: str
@@ -106,7 +106,7 @@ class NumPyProduct:
 
 
 def measure(jobs: dict[str, Job], results: list[Result], repeats: int, between: Yardstick) -> None:
-    """Measure one round in which each contender chooses its layout and is checked, and then `repeats` that count.
+    """Run one round in which each contender chooses its layout and is checked, then `repeats` rounds that count.
 
     results : the results of one case, still without numbers; the first is the yardstick's.  Results with a `trouble`
         are not changed.
@@ -139,7 +139,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all comparisons have."""
     for option in (
         click.option("--json", "json_file", type=click.Path(dir_okay=False)),
-        click.option("--quick", is_flag=True, help="Use small sizes, once or twice each, to see whether it works."),
+        click.option("--quick", is_flag=True, help="Use small sizes, once or twice each, to test the benchmark."),
         click.option("--repeats", default=5, show_default=True),
     ):
         command = option(command)

@@ -81,20 +81,20 @@ static double *times(const Matrix *x, const double *v, enum Part part, int trans
     return y;
 }
 
-/* What the BLAS says that products are made by: OpenBLAS, MKL, or another, of which only the file is known. */
+/* Prints the kernel that OpenBLAS or MKL names, or the file of another BLAS. */
 static void say_kernel(void)
 {
     struct { int major, minor, update; char *status, *build, *processor, *platform; } mkl;
     Dl_info file = {"unknown"};
     dladdr(dlsym(RTLD_DEFAULT, "dgemm_"), &file);
-    void *blas = dlopen(file.dli_fname, RTLD_LAZY); /* a reference BLAS may be there beside the OpenBLAS of LAPACK */
+    void *blas = dlopen(file.dli_fname, RTLD_LAZY); /* a reference BLAS may be loaded besides LAPACK's OpenBLAS */
     char *(*openblas)(void) = (char *(*)(void))dlsym(blas, "openblas_get_corename");
     void (*version)(void *) = (void (*)(void *))dlsym(blas, "MKL_Get_Version");
     if (version) version(&mkl);
     printf("kernel %s\n", openblas ? openblas() : version ? mkl.processor : file.dli_fname);
 }
 
-/* The next line of rank 0's input, on all ranks; they sleep until it comes, to leave others the cores. */
+/* The next line of rank 0's input, on all ranks; they sleep until then, so that other jobs have the cores. */
 static int next(int *mnk)
 {
     char line[256] = "";

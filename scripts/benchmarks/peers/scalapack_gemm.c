@@ -21,12 +21,12 @@ void psgemr2d_(In m, In n, const void *a, In, In, In desca, void *b, In, In, In 
 int pilaenv_(int *context, char *precision) { return LOGICAL_BLOCK; }
 #endif
 
-typedef struct { int context, pr, pc, nb; } Way; /* nb 0: one block of columns per rank */
+typedef struct { int context, pr, pc, nb; } Way; /* a layout; nb 0: one block of columns per rank */
 
 typedef struct { Way way; Matrix user[3], work[3]; } Product; /* A, B, C */
 
 static const int BLOCKS[] = {64, 128, 256};
-static const double SURPLUS = 1.5; /* a way whose first run takes this many times the best time is not run again */
+static const double SURPLUS = 1.5; /* a layout whose first run takes this many times the best time is not run again */
 static int columns, one_by_all;
 
 /* |C x - A (B x)| / |A (B x)| */
@@ -100,7 +100,7 @@ static double timed(Product *p)
     return MPI_Wtime() - start;
 }
 
-/* Returns the fastest way by rank 0's clock. */
+/* Returns the product in the fastest layout by rank 0's clock. */
 static Product tuned(const Way *ways, int count, int m, int n, int k)
 {
     Product best;
@@ -161,7 +161,7 @@ int main(int count, char **arguments)
         if (rank) continue;
         if (!(wrong <= tolerance)) printf("- wrong: relative error %.1e\n", wrong);
         else if (p.way.nb) printf("%.9f grid %d x %d, blocks of up to %d\n", seconds, p.way.pr, p.way.pc, p.way.nb);
-        else printf("%.9f multiplied in the columns as they lie\n", seconds);
+        else printf("%.9f multiplied in the given columns\n", seconds);
         fflush(stdout);
     }
     MPI_Finalize();

@@ -38,7 +38,7 @@ typedef struct { int context, pr, pc, nb, logical; } Way;
 typedef struct { Way way; Matrix a, b, c; void *tau, *w; double *work; int *pivots, *iwork, lwork, liwork; } Task;
 
 static const int BLOCKS[] = {32, 64, 128, 256}, LOGICAL[] = {32, 128, 256};
-static const double SURPLUS = 1.5; /* a way whose first run takes this many times the best time is not run again */
+static const double SURPLUS = 1.5; /* a layout whose first run takes this many times the best time is not run again */
 static const char *function;
 static int logical = 32;
 
@@ -73,7 +73,7 @@ static int length(const double *size)
 
 static int tenth(int n) { return n < 20 ? 1 : n / 10; }
 
-/* The order of the matrices on which ways are tried: n, or less for functions that take seconds */
+/* The order of the matrices on which layouts are tried: n, or less for functions that take seconds */
 static int trial_order(int n)
 {
     int most = is("svd") ? 512 : is("svdvals") || is("qr-pivoted") ? 1024 : n;
@@ -291,7 +291,7 @@ static double error(Task *t)
     return sqrt(difference / size); /* the few vectors of each size are not freed before the job ends */
 }
 
-/* Returns the fastest way by rank 0's clock, for matrices of order n. */
+/* Returns the task in the fastest layout by rank 0's clock, for matrices of order n. */
 static Task tuned(const Way *ways, int count, int n)
 {
     int best = -1, order = trial_order(n);

@@ -19,7 +19,7 @@ import torch
 
 
 def kernel() -> str | None:
-    """Make torch's MKL print the kernel that it uses (None); "" if torch has another BLAS."""
+    """Make torch's MKL print its kernel, and return None; return "" if torch has another BLAS."""
     if not torch.backends.mkl.is_available():
         return ""
     with torch.backends.mkl.verbose(torch.backends.mkl.VERBOSE_ON):

@@ -30,7 +30,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
-    """Yield the ways of a variant PACKAGE:FUNCTION; "planned" only notes the bytes that pdgemm would send."""
+    """Yield functions that return a `Way` of PACKAGE:FUNCTION; "planned" only notes bytes that pdgemm would send."""
     package, _, function = setting.variant.partition(":")
     if package == "scipy":
         yield partial(by_scipy, setting, function)
@@ -73,7 +73,7 @@ def by_pdgemm(setting: Setting, function: str, shape: tuple[int, ...], block: in
 
 
 def planned(setting: Setting, function: str) -> Way:
-    """Return a way that runs nothing; its note has the bytes that the busiest host receives, in the best layout."""
+    """Return a `Way` that runs nothing; its note has the bytes that the busiest host receives, in the best layout."""
     entering = []
     for shape, block, order in itertools.product(boxes(setting.comm.size), BLOCKS, "CF"):
         grid, A, B = on_grid(setting, shape, block, order)
@@ -84,7 +84,7 @@ def planned(setting: Setting, function: str) -> Way:
 
 
 def way(setting: Setting, function: str, call: Callable[[Any, Any], Any], note: str, A: Any, B: Any) -> Way:
-    """Return a way whose run stores its result for the check."""
+    """Return a `Way` whose run stores its result for the check."""
     result: list[Any] = []
     refill = partial(filled, A, B, function)
 
@@ -213,8 +213,9 @@ def of_lu(r: Any, x: np.ndarray) -> np.ndarray:
 class Function(NamedTuple):
     """A function of A and B, which it may overwrite.
 
-    name : the name in pdgemm.linalg.   image : applies the result to a vector x.   expected : given A, B, x, the image
-    and the result, returns the image, or A applied to it, and its expected value.
+    name : the name in pdgemm.linalg.   image : applies the result to a vector x.
+    expected : given A, B, x, the image and the result, returns two vectors that must agree: the image, or A times the
+        image, and its expected value.
     """
 
     name: str

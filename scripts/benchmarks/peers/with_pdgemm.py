@@ -28,14 +28,14 @@ def makers(setting: Setting) -> Iterator[Maker]:
     algorithm = AnyName("auto" if setting.variant in ("-", "mkl") else setting.variant)
     shapes = [(1, setting.comm.size)] if setting.layout == "columns" else boxes(setting.comm.size)
     given = [on_grid(setting, grids, shape) for shape in shapes]
-    plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # raises the reason if it is impossible
+    plan(*map(partial(empty, setting, grids), given[0]), algorithm=algorithm)  # raises if it is impossible
     tried: dict[Layouts, None] = dict.fromkeys(given)
     if setting.layout == "native" and setting.block is None:
         for kind in map(AnyName, families() if algorithm == "auto" else [algorithm]):
             for layouts in given:
                 try:
                     p = plan(*map(partial(empty, setting, grids), layouts), algorithm=kind)
-                except ArgumentError:  # not on so many ranks
+                except ArgumentError:  # it cannot run on this number of ranks
                     continue
                 tried.setdefault(Laid(p.product, p.transposed).layouts)
     for layouts in tried:

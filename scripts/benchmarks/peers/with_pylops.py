@@ -17,7 +17,7 @@ def makers(setting: Setting) -> Iterator[Maker]:
 
 
 def make(setting: Setting, side: int) -> Way:
-    """kind "summa": blocks on a square grid.  "block": A by rows, B and C by columns, and each part `side` times."""
+    """Return a product.   "summa": blocks on a square grid.  "block": A by rows, B by columns, each on `side` ranks."""
     from pylops_mpi import DistributedArray, MPIMatrixMult, Partition  # takes seconds, so only after the checks
 
     comm, (m, n, k), whole = setting.comm, setting.mnk, slice(None)

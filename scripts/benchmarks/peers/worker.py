@@ -33,9 +33,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """variant : an algorithm or a function.   layout : a layout that the module of the contender supports.
+    """The call that a contender must run, and how.   variant : an algorithm or a function.
 
-    "native" is the fastest layout of a package, and "columns" has one block of columns of A, B and C per rank.
+    layout : "native", the fastest layout of the package; "columns", one block of columns of A, B and C per rank; or
+        another layout that the module of the contender supports.
     """
 
     comm: MPI.Intracomm
@@ -48,7 +49,7 @@ class Setting:
 
 
 class Way(NamedTuple):
-    """A layout, ready to be used.
+    """A contender in one layout: matrices are allocated, and `run` computes once.
 
     error : returns the relative error of the last run, which must be at most `tolerance`; None: nothing is checked.
     fill : called before each run; its time does not count.
@@ -101,7 +102,7 @@ def boxes(count: int, sides: int = 2) -> list[tuple[int, ...]]:
 def product(
     setting: Setting, note: str, run: Callable[[], object], blocks: Callable[[], tuple[Block, Block, Block]]
 ) -> Way:
-    """Return a way to multiply.  `blocks` returns this rank's A, B and C, no element of which is in two blocks."""
+    """Return a `Way` to multiply.   blocks : returns this rank's A, B and C; no element is on two ranks."""
     tolerance = 8 * setting.mnk[2] ** 0.5 * float(np.finfo(setting.dtype).eps)
     return Way(note, run, lambda: error(setting.comm, setting.mnk, blocks()), tolerance)
 
@@ -122,7 +123,7 @@ def error(comm: MPI.Intracomm, mnk: tuple[int, int, int], blocks: tuple[Block, B
 
 
 def next_line(comm: MPI.Comm) -> str:
-    """Return the next line of rank 0's input on all ranks, which sleep until it comes, to leave others the cores."""
+    """Return the next line of rank 0's input on all ranks, which sleep until then, so that others have the cores."""
     if comm.rank == 0:
         line = sys.stdin.readline().strip()
         for rank in range(1, comm.size):
@@ -144,7 +145,7 @@ def timed(comm: MPI.Intracomm, way: Way) -> float:
 
 
 def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
-    """Return the way with the least time of two runs; the first run also warms up."""
+    """Return the `Way` with the least time of two runs; the first run also warms up."""
     best, least, trouble = None, inf, ""
     for make in makers:
         try:
@@ -163,7 +164,7 @@ def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
 
 
 def checked(comm: MPI.Intracomm, way: Way) -> Way:
-    """Check the result of a way, and return the way.  Raises ArithmeticError on all ranks."""
+    """Check the result of a `Way`, and return it.  Raises ArithmeticError on all ranks."""
     if way.error is not None:
         timed(comm, way)
         wrong = way.error()

@@ -84,7 +84,7 @@ def scarce(trial: Trial) -> None:
     room = rng.choice((4096, int(math.exp(rng.uniform(math.log(1 << 20), math.log(300 << 20)))), 64 << 20, 128 << 20))
     trial.shared_memory(room)
     what = rng.choice(("jobs", "jobs", "address space", "file size", "disk", "environment"))
-    # the matrices of all jobs take about as much memory as there is
+    # the matrices of all jobs take a large part of /dev/shm, or more than all of it
     n = max(50, min(1500, int(math.sqrt(room * rng.uniform(0.05, 0.6) / 8 / 3))))
     a, b = trial.operands(n, n, n)
     environment: dict[str, str] = {}
@@ -113,7 +113,7 @@ def scarce(trial: Trial) -> None:
         try:
             outcome = judge(job.finish(2 * trial.bound))
         except Told as bad:
-            raise Finding("hang", "the watchdog ended it, though all ranks made the same calls") from bad
+            raise Finding("hang", "the watchdog ended the job, though all ranks made the same calls") from bad
         if outcome == "right":
             if "generate" not in job.command:
                 trial.is_product(target, 1, a, b)

@@ -23,7 +23,7 @@ BATCH, SECONDS = 25, 12
 
 
 def json_files(trial: Trial) -> None:
-    """Damaged machine files, traces and studies, for the commands that need no MPI."""
+    """Pass damaged machine files, traces and studies to the commands that need no MPI."""
     kind = trial.rng.choice(("machine", "trace", "study", "mixed up"))
     good = originals(trial)
     question = ("--shape", "300,200,100", "--ranks", "6")
@@ -57,7 +57,7 @@ def json_files(trial: Trial) -> None:
 
 
 def originals(trial: Trial) -> dict[str, str]:
-    """Return the texts of an intact machine file, trace and study, which are made once in a campaign."""
+    """Return the texts of an intact machine file, trace and study, which are made once in a run of hostile.py."""
     kept = trial.folder.parent / "originals"
     if not (kept / "s.jsonl").exists():
         shutil.rmtree(kept, ignore_errors=True)
@@ -77,7 +77,7 @@ def originals(trial: Trial) -> dict[str, str]:
 
 
 def hdf5_files(trial: Trial) -> None:
-    """`hdf5.load` of many files by the ranks of one job; some files change between their check and their reading."""
+    """Load many files, most of them damaged, on the ranks of one job; some files change between check and reading."""
     for number in range(2 * BATCH):
         rng = random.Random(f"{trial.seed}:{number}")
         path, later = trial.work / f"{number}.h5", trial.work / f"{number}.later"
@@ -136,7 +136,7 @@ def read_apart(path: Path) -> np.ndarray | None:
 
 
 def during_a_command(trial: Trial) -> None:
-    """Run a product or a verification of files that are damaged before or meanwhile."""
+    """Run a product or a verification of files that are damaged before it or while it runs."""
     rng, work = trial.rng, trial.work
     m, n, k = (rng.choice((5, 40, 300)) for _ in "mnk")
     a, b = trial.operands(m, n, k)

@@ -14,7 +14,7 @@ NAMES = (" x .h5", "-o.h5", "ä☃.h5", "a\nb.h5", "%s{}.h5", "'q\".h5", "\udcff
 
 
 def odd(trial: Trial, kind: str, path: Path) -> Path:
-    """Create something at a path that is not a plain HDF5 file, and return the path to use."""
+    """Create a file of a kind such as "fifo" or "folder" at a path, and return the path to use."""
     target = trial.work / "target.h5"
     if kind == "fifo":
         os.mkfifo(path)

@@ -15,11 +15,11 @@ ORDERS = (2, 3, 4, 6, 8, 13, 24, 40, 70)
 CONSTANT = "constant rows"
 SIZES = ("normal", CONSTANT, "a tiny row", "all tiny", "a subnormal row", "a tiny column", "a huge row", "all sizes")
 PLACES = ("panel of A", "panel of B", "C")
-LARGE = 0.1  # an error in row i of this part of sum_k |a_ik| |b_k| + |c0_i| must be found
+LARGE = 0.1  # an error of this fraction of sum_k |a_ik| |b_k| + |c0_i| in row i must be found
 
 
 def matrix(values: np.random.Generator, kind: str, shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Return a random matrix whose rows or columns have magnitudes of a kind in SIZES."""
+    """Return a random matrix whose rows or columns have the magnitudes of `kind`, one of SIZES."""
     tiny, least, huge = (1e-160, 5e-324, 1e130) if dtype in ("float64", "complex128") else (1e-25, 1e-44, 1e14)
     x = values.standard_normal(shape)
     if dtype[0] == "c":

@@ -83,14 +83,14 @@ def command(trial: Trial) -> None:
             trial.unchanged("old.h5:/kept", beside)
             complete(trial, name, path, before)
         elif run.code == 0 and any(path == x.split(":")[0] for x in COMMANDS[name]):
-            raise Finding("lost", f"exit code 0, but {path} is the old one")
+            raise Finding("lost", f"exit code 0, but {path} is the old file")
     if litter := {x for x in os.listdir(work) if not (x.startswith(".") and run.code)} - kept:
         raise Finding("litter", f"it left {sorted(litter)}")
     trial.count("right" if run.code == 0 else "ended")
 
 
 def complete(trial: Trial, name: str, path: str, before: bytes) -> None:
-    """Check that a file that has changed is the new one, and complete."""
+    """Check that a changed file is complete, and has the contents that the command writes."""
     work, right = trial.work, True
     if path == "old.h5" and name == "generate":
         right = np.array_equal(trial.read("old.h5:/z"), np.eye(N))
@@ -105,17 +105,17 @@ def complete(trial: Trial, name: str, path: str, before: bytes) -> None:
         right = (work / path).read_bytes().startswith(before)
         right &= judge(trial.pdgemm(0, *COMMANDS["scaling"])) == "right"
     if not right:
-        raise Finding("wrong", f"{path} is neither the old one nor a complete new one")
+        raise Finding("wrong", f"{path} is neither the old file nor a complete new one")
 
 
 def begun(trial: Trial, job: Job, size: int) -> list[int]:
-    """Wait until all ranks of a program have written that they begin, and return their processes."""
+    """Wait until each rank of a program has written its file `begun`, and return the ranks' process numbers."""
     job.until(lambda: len([*trial.work.glob("begun.*")]) == size)
     return ranks()
 
 
 def stopped(trial: Trial) -> None:
-    """Stop a rank in a product, a factorisation, a sum or a file; if it is continued in time, the job succeeds."""
+    """Stop a rank in a product, factorisation, sum or file access; if it is continued in time, the job succeeds."""
     rng = trial.rng
     size = rng.randint(2, max(2, trial.size))
     mover, checked = rng.choice(("auto", "shared", "ring", "ibcast")), rng.choice(("checked", "unchecked"))

@@ -53,7 +53,7 @@ def attempt(work: Callable[[], Any]) -> Outcome:
 
 
 def agreed(outcome: Outcome) -> str:
-    """Return "right" or "refused" if it is the outcome of all ranks; else raise Finding."""
+    """Return "right" or "refused" if all ranks have this outcome; else raise Finding."""
     said = MEET.allgather((outcome[0], outcome[1] if outcome[0] != "ok" else ""))
     if len({*said}) > 1:
         other = next(x for x in said if x != said[0])
@@ -162,7 +162,7 @@ def function(i: Any, j: Any) -> Any:
 
 
 class Calls:
-    """Functions with valid arguments, and their results; a case begins with one of them."""
+    """Calls of library functions with valid arguments, and their right results; a case changes one of these calls."""
 
     def __init__(self, comm: MPI.Intracomm, rng: random.Random) -> None:
         self.comm, self.rng = comm, rng
@@ -177,7 +177,7 @@ class Calls:
         self.others: list[Any] = [self.A.T, self.A[1:, :], self.A.H, thin, thin.H]
 
     def any(self) -> tuple[str, Callable[..., Any], dict[str, Any], Any]:
-        """Return a name, a function, its arguments by name, and the right result."""
+        """Return a random one of the calls: a name, the function, its arguments by name, and the right result."""
         A, B, C, a, grid = self.A, self.B, self.C, self.a, self.grid
         made: dict[str, Any] = {"grid": grid, "block": None, "source": (0, 0)}
         asked: dict[str, Any] = {"algorithm": "auto", "lookahead": 1, "mover": "auto", "check": True}
@@ -240,7 +240,7 @@ class Calls:
         return self.rng.choice(calls)
 
     def wrong(self, value: Any) -> Any:
-        """Return another value, most often an invalid one."""
+        """Return another value for this argument, most often an invalid one."""
         rng = self.rng
         if (
             value is self.alike and self.comm.size > 1 and rng.random() < 0.8
@@ -262,7 +262,7 @@ class Calls:
 
 
 def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
-    """Call a function with a wrong argument on one rank or all, with another function or no call on one, or rightly."""
+    """Call a function: with right arguments, a wrong one on one rank or all, or another call, or none, on one rank."""
     comm = WORLD.Dup()
     calls = Calls(comm, rng)
     if comm.rank == 0 and not Path("in.h5").exists():
@@ -307,7 +307,7 @@ def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
 
 # ------------------------------------------------------------------ files of save_all
 def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
-    """Flip a bit in the newest of two generations, most often in its metadata: either is loaded, and is complete."""
+    """Flip a bit in the newer of two saved states, most often in its metadata: one must be loaded completely."""
     path, comm = Path(f"state.{number}.h5"), WORLD.Dup()
     values = np.random.default_rng(rng.getrandbits(32))
     shapes = {rng.choice(("w", "v/w", "ü")): (3, 4), "x": (rng.randrange(3), 5), "a/b/c": (8, 8)}
@@ -330,7 +330,7 @@ def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
         if MEET.rank == 0:
             data = bytearray(path.read_bytes())
             data[bit // 8] ^= 1 << bit % 8
-            path.unlink()  # the older generation may be the same file
+            path.unlink()  # the older generation may be a link to the same file
             path.write_bytes(data)
         MEET.Barrier()
         step = hdf5.load_all(path, grid).attrs["step"]
@@ -338,7 +338,7 @@ def state(rng: random.Random, say: Callable[[str], None], number: int) -> str:
             raise Finding("lost", f"the loaded state is not all of generation {step + 1}")
         save(2)
         if not whole(2):
-            raise Finding("lost", "the state that is saved afterwards is not the one that is loaded")
+            raise Finding("lost", "after the flip a third state was saved, but another one is loaded")
     comm.Free()
     return "right" if step else "refused"
 

@@ -31,7 +31,7 @@ def disturbed(trial: Trial, job: Job, longest: float) -> Run:
 
 
 def sizes(trial: Trial) -> tuple[bool, list[int]]:
-    """Return whether all jobs have the same number of ranks, and the number of each."""
+    """Return whether all jobs have the same number of ranks, and the number of ranks of each job."""
     same, first = trial.rng.random() < 0.4, trial.rng.randint(1, trial.size)
     return same, [first if same else trial.rng.randint(1, trial.size) for _ in range(MOST + 1)]
 
@@ -62,7 +62,7 @@ def multiply(trial: Trial) -> None:
     words = "multiply", "a.h5:/x", "b.h5:/x", "-o"
     for number, size in enumerate(ranks):
         gone = beta != 0 or rng.random() < 0.5
-        if gone:  # otherwise ranks whose launcher was killed may still run, and finish the product
+        if gone:  # all ranks have ended; otherwise ranks of a killed launcher may still run, and finish the product
             while there():
                 time.sleep(0.02)
             if number and not np.array_equal(trial.read("c.h5:/z"), c0):
@@ -74,21 +74,21 @@ def multiply(trial: Trial) -> None:
         if run.code == 0:
             judge(run)
             if gone and before and "goes on from" not in run.out and AGAIN not in run.out:
-                raise Finding("lost", f"{before:.1%} were saved, and the next job began again: {tail(run)}")
+                raise Finding("lost", f"{before:.1%} were saved, but the next job began anew: {tail(run)}")
             break
         if number == MOST:
             judge(run)
         complete = not np.array_equal(trial.read("c.h5:/z"), c0)
         ending = (work / "c.h5.z.checkpoint-tiles").exists() and not (work / "c.h5.z.checkpoint").exists()
         if not complete and share(work / "c.h5.z.checkpoint") < before and not ending and AGAIN not in run.out:
-            raise Finding("lost", f"{before:.1%} were saved, and the next job has less: {tail(run)}")
+            raise Finding("lost", f"{before:.1%} were saved, but the next job's checkpoint has less: {tail(run)}")
         if complete:
             trial.is_product("c.h5:/z", 1.5, a, b, beta, c0)
     found = trial.is_product("c.h5:/z", 1.5, a, b, beta, c0)
     if same:
         judge(trial.pdgemm(ranks[0], *words, "undisturbed.h5:/z", *options), codes=(0,))
         if not np.array_equal(found, trial.read("undisturbed.h5:/z")):
-            raise Finding("wrong", f"after {number} kills C is not that of an undisturbed job, bit for bit")
+            raise Finding("wrong", f"after {number} kills C differs in some bit from that of an undisturbed job")
     # a job that is killed right after it has replaced c.h5 does not remove its lock
     if left := sorted(x.name for x in work.iterdir() if "checkpoint" in x.name and not x.name.endswith("-lock")):
         raise Finding("litter", f"the finished product left {left}")
@@ -108,7 +108,7 @@ def inputs(trial: Trial) -> None:
     words = ["multiply", "a.h5:/x", "b.h5:/x", "-o", "z.h5:/z", "--alpha", "1.5", "--checkpoint", "0s"]
     words += ["--beta", "2", "--c", "c.h5:/x"] if beta else []
     words += ["--memory", f"{rng.randint(3, 6)}MB"] if rng.random() < 0.6 else []
-    runs = rng.random() < 0.3  # while it runs
+    runs = rng.random() < 0.3  # change the file while the product runs
     job, checkpoint = trial.start(rng.randint(1, trial.size), *words), work / "z.h5.z.checkpoint"
     job.until(checkpoint.exists)
     time.sleep(rng.uniform(0, 0.3))
@@ -128,7 +128,7 @@ def inputs(trial: Trial) -> None:
     if outcome == "refused" and how == "nothing" and runs:
         raise Finding("lost", f"refused, though only the times of {name}.h5 have changed: {tail(run)}")
     if outcome == "refused" and (work / "z.h5").exists():
-        raise Finding("wrong", f"refused, and yet there is a z.h5: {tail(run)}")
+        raise Finding("wrong", f"refused, but z.h5 exists: {tail(run)}")
     trial.count(outcome)
 
 
@@ -153,12 +153,12 @@ def save_all(trial: Trial) -> None:
         run = job.finish() if number == MOST else disturbed(trial, job, 2.5)
         step = 0
         if state.exists():
-            with h5py.File(state) as file:  # it is complete, at any time
+            with h5py.File(state) as file:  # a complete file, whenever the program was killed
                 step = int(file.attrs["step"])
                 if {*file} != {"w", "m"} or not (file["w"][()] == step).all():
                     raise Finding("wrong", f"the state of step {step} mixes two steps")
         if step < last:
-            raise Finding("lost", f"step {last} was saved, and now there is {step}")
+            raise Finding("lost", f"step {last} was saved, but now the file has step {step}")
         last = step
         if run.code == 0:
             if "damaged" in run.err or "loaded in its place" in run.err:

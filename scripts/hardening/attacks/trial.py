@@ -1,7 +1,7 @@
-"""One trial of the campaign: its folder, its /dev/shm, its jobs, and the detectors that judge them.
+"""One trial of hostile.py: its folder, its /dev/shm, its jobs, and the detectors that judge them.
 
-This process is the first of new namespaces (hostile.py creates them): all other processes belong to the trial, so
-does /dev/shm, and both are cleared when the trial is over.
+This process is the first in new namespaces, which hostile.py creates.  All other processes there, and /dev/shm, belong
+to the trial, and are cleared when it ends.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Job:
             )
 
     def finish(self, bound: float | None = None, alive: bool = False) -> Run:
-        """Wait until it ends.  alive : the time limit starts again whenever it prints."""
+        """Wait until the job ends, and return its output.   alive : the time limit starts again whenever it prints."""
         bound, start, size = bound or self.trial.bound, time.monotonic(), -1
         while self.process.poll() is None:
             if alive and (now := self._files[0].stat().st_size) != size:
@@ -125,8 +125,8 @@ class Job:
 class Trial:
     """The argument of an attack: random numbers, a folder, functions that run commands, and a record of outcomes.
 
-    size : the most ranks of a job.   bound : the time limit of a command in seconds.   only : the case to try, of an
-    attack with many cases.
+    size : the most ranks of a job.   bound : the time limit of a command in seconds.
+    only : the number of the only case to run, in an attack with many cases.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Trial:
         self.mount(SHARED, size)
 
     def close(self) -> None:
-        """Report processes and shared memory that are left, then end and remove all."""
+        """Report processes and shared memory that the trial left; then end these processes and unmount the folders."""
         end = time.monotonic() + 10
         while (left := others()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -208,7 +208,7 @@ class Trial:
         return Job(self, [*words, name, *arguments], environment)
 
     def cases(self, family: str, count: int, seconds: float = 8) -> None:
-        """Run many cases in one job of attacks/ranks.py, and the remaining ones in a new job if a case ends it."""
+        """Run many cases in one job of attacks/ranks.py; if a case ends the job, run the rest in a new one."""
         end = time.monotonic() + seconds
         number = self.only or 0
         count = count if self.only is None else number + 1
@@ -223,14 +223,14 @@ class Trial:
                 run, stuck = job.said(-signal.SIGABRT), bad
             lines = [line.split(" ", 3)[1:] for line in run.out.splitlines() if line.startswith("case ")]
             number = max([int(line[0]) + 1 for line in lines], default=count)
-            for case, word, text in {line[0]: line for line in lines}.values():  # the last of each
+            for case, word, text in {line[0]: line for line in lines}.values():  # the last line of each case
                 if word in KINDS:
                     self.found(word, text, int(case))
                 elif word != "begins":
                     self.count(word)
             if not lines:
                 self.found("code", f"the job did not begin: {tail(run)}")
-            elif lines[-1][1] == "begins":  # the job ended in the middle of it
+            elif lines[-1][1] == "begins":  # the job ended during this case
                 case, _, text = lines[-1]
                 try:
                     if stuck:
@@ -257,7 +257,7 @@ class Trial:
             file[name] = matrix
 
     def read(self, where: str) -> np.ndarray:
-        """Read FILE:/DATASET by plain h5py; if it cannot be read, it is lost."""
+        """Read FILE:/DATASET by plain h5py; a dataset that cannot be read is a finding of kind "lost"."""
         path, _, name = where.rpartition(":")
         try:
             with h5py.File(self.work / path, "r") as file:
@@ -290,7 +290,7 @@ class Told(Exception):
 
 
 def judge(run: Run, codes: Sequence[int] = (0, 2)) -> str:
-    """Return "right" for exit code 0 (the caller checks results), "refused" for 2 and one line; else raise Finding."""
+    """Return "right" for exit code 0 (the caller checks results), "refused" for 2 and one error; else raise Finding."""
     if TOLD in run.err:
         raise Told
     text = run.out + run.err
@@ -343,7 +343,7 @@ def others() -> list[str]:
 
 
 def ranks() -> list[int]:
-    """Return the processes of the ranks of all jobs."""
+    """Return the numbers of the processes that are ranks, of all jobs."""
     rank = re.compile(rb"\0(OMPI_COMM_WORLD_RANK|PMI_RANK)=")
     return [pid for pid, words, environment in processes() if b"python" in words and rank.search(environment)]
 
@@ -351,7 +351,7 @@ def ranks() -> list[int]:
 def end_all() -> None:
     """Kill all other processes of this namespace; this process must be its first."""
     if os.getpid() != 1:
-        raise RuntimeError("this is not the first process of a namespace")
+        raise RuntimeError("end_all() must run in the first process of a namespace")
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     end = time.monotonic() + 10

@@ -26,7 +26,7 @@ OPS = [a + b for a in "NTC" for b in "NTC"]
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_grid(comm: Any, grid: Any, algorithm: str, tree_mover: None) -> None:
-    """Grids in turn, all else drawn: shapes, blocks, operations, types, orders, scalars, lookahead, width and mover."""
+    """Grids in turn; shapes, blocks, operations, types, orders, scalars, lookahead, width and mover are drawn."""
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")

@@ -1,4 +1,4 @@
-"""Problems drawn at random: grids, layouts, views, types, scalars, options; each against NumPy."""
+"""Problems with random grids, layouts, views, types, scalars and options, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.mpi, every_grid]
 
 RANKS = launcher.launched_size()
 EIGHT_BITS = ["float8_e4m3fn", "float8_e5m2"]
-BROADCAST = [x for x in accepted(RANKS) if x[0] == "summa"]  # where mover and lookahead matter most
+BROADCAST = [x for x in accepted(RANKS) if x[0] == "summa"]  # drawn more often: mover and lookahead matter most
 CASES = examples({1: 120, 2: 100, 3: 40, 4: 40}.get(RANKS, 24))
-NODES = [None, "1", "2"][:RANKS]  # ranks of a node; more than there are ranks would change nothing
+NODES = [None, "1", "2"][:RANKS]  # ranks of a node, at most all ranks
 
 
 @pytest.mark.parametrize("grids_on_nodes", NODES, indirect=True)
@@ -40,7 +40,7 @@ def test_any_product(
     A = draw_side(draw, grids_on_nodes, (m, k), pool, "NTC", 1)
     B = draw_side(draw, grids_on_nodes, (k, n), pool, "NTC", 2)
     least = max(kind_rank(A.view.dtype), kind_rank(B.view.dtype))
-    results = ["int32", *FLOATS[1:]] if pool == ["int8"] else FLOATS  # 128 * 128 * 20 is too large for float16
+    results = ["int32", *FLOATS[1:]] if pool == ["int8"] else FLOATS  # no float16: 128 * 128 * 20 overflows
     C = draw_side(draw, grids_on_nodes, (m, n), [x for x in results if kind_rank(np.dtype(x)) >= least], "NT", 3)
     scalars = (
         [0, 1, -2, 2**31 if kind_rank(C.view.dtype) == 0 else 3]
@@ -127,7 +127,7 @@ def test_any_redistribution(comm: Any, grids_on_nodes: list[Any], data: st.DataO
     report = out.report
     here, had = np.zeros((2, *shape), bool)
     here[np.ix_(*Y.view.indices())] = had[np.ix_(*X.view.indices())] = True
-    assert not alpha or report.counted.words_received == (here & ~had).sum()  # elements with another owner
+    assert not alpha or report.counted.words_received == (here & ~had).sum()  # elements of other ranks
     assert report.counted == report.predicted, str(report)
     assert report.extra_bytes == report.predicted_extra_bytes
     assert limit is None or report.extra_bytes <= limit

@@ -1,4 +1,4 @@
-"""Batched products: stacks and lists of any type, op and scalars against NumPy, item by item."""
+"""Batched products: stacks and lists of any type, op and scalars, each item compared with NumPy's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pdgemm.matrix import batch
 pytestmark = pytest.mark.mpi
 
 MNK = [mnk for group in SHAPES.values() for mnk in group]
-TYPES = [  # of A, B, C and accumulation
+TYPES = [  # (types of A, of B, of C, of sums)
     *((x, x, x, None) for x in ("float32", "float64", "complex64", "complex128", "float16", "bfloat16")),
     ("int8", "int8", "int32", None),
     ("int8", "float32", "float64", None),
@@ -41,7 +41,7 @@ Sizes = Sequence[tuple[int, int, int]]
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, trans: str = "N") -> np.ndarray:
-    """Return a random matrix whose op has the given shape; of int8, from the whole range of values."""
+    """Return a random matrix whose op has the given shape; integers are drawn from the whole range of int8."""
     shape, dtype = shape if trans == "N" else shape[::-1], np.dtype(dtype)
     if dtype.kind == "i":
         return rng.integers(-128, 128, shape).astype(dtype)
@@ -52,9 +52,9 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, trans: st
 def check_items(
     alpha: Any, A: Any, B: Any, beta: Any, C0: Any, result: Any, dtype: Any, accumulate: Any, ops: str = "NN"
 ) -> None:
-    """|C - C^| <= (k + 4) eps (|alpha| |A| |B| + |beta| |C0|) + 2 eps(C) |C^|, element by element.
+    """Check |C - C^| <= (k + 4) eps (|alpha| |A| |B| + |beta| |C0|) + 2 eps(C) |C^| for each element; C^ is exact.
 
-    Higham 2002, 3.5 and 3.6: complex arithmetic times 2 sqrt 2; integers are exact modulo 2^32.
+    Higham 2002, 3.5 and 3.6; for complex numbers times 2 sqrt 2.  Integers are exact modulo 2^32.
     """
     for a, b, c0, c in zip(A, B, C0, result, strict=True):
         assert c.dtype == dtype
@@ -75,7 +75,7 @@ def check_batch(
     comm: Any, sizes: Sizes, types: Any = TYPES[1], ops: Any = "NN", alpha: complex = 1, beta: complex = 0,
     owner: Any = None, seed: int = 0, fresh: bool = False,
 ) -> None:  # fmt: skip
-    """Run one batched product of these (m, n, k), dealt from whole arrays; a new C is created by the product."""
+    """Check one batched product with items of `sizes`, (m, n, k) each.   fresh : the product creates C."""
     rng = np.random.default_rng(seed)
     a_type, b_type, c_type = map(np.dtype, types[:3])
     wide = dtypes.arithmetic(a_type, b_type, c_type) if types[3] is None else np.dtype(types[3])
@@ -83,7 +83,7 @@ def check_batch(
     b = [draw(rng, (k, n), b_type, ops[1]) for _, n, k in sizes]
     c = [draw(rng, (m, n), c_type) for m, n, _ in sizes]
     owner = balance(sizes, comm.size) if owner == "balance" else owner
-    if not sizes:  # only an array determines the type
+    if not sizes:  # without items, an array determines the type
         a, b, c = (np.zeros((0, 2, 2), x) for x in (a_type, b_type, c_type))  # type: ignore[assignment]
     A, B, C = (Batch.from_global(x, comm, owner) for x in (a, b, c))
     not_read = [*C.items] if beta == 0 and c_type.kind != "i" else []
@@ -136,12 +136,12 @@ def test_stacks_are_converted_chunk_by_chunk(comm: Any, dtype: str) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (C.items == 33).all()
-    assert peak < CHUNK_BYTES + 200 * len(A)  # room for a chunk, and the description of each item
+    assert peak < CHUNK_BYTES + 200 * len(A)  # a chunk, and 200 bytes per item
 
 
 def test_whole_numbers_are_exact_beyond_the_width_of_float32(comm: Any) -> None:
     """2^14 k exceeds the integers that float32 represents, from k = 1025 on."""
-    for k in (1024, 1025, 2**17):  # 2^17 2^14 = 2^31 is -2^31 modulo 2^32
+    for k in (1024, 1025, 2**17):  # 2^17 2^14 = 2^31 is -2^31 in int32
         A = Batch.from_global(np.full((2, 1, k), -128, np.int8), comm)
         B = Batch.from_global(np.full((2, k, 1), -128, np.int8), comm)
         assert (np.asarray(matmul_batched(A, B).items) == (k * 2**14 + 2**31) % 2**32 - 2**31).all()
@@ -173,7 +173,7 @@ def test_lists_of_equal_shapes_become_stacks(comm: Any) -> None:
     assert batch.items.shape == ((comm.rank, 2, 3) if comm.size > 1 else (0, 0, 0))
     assert batch.dtype == ("f4" if comm.size > 1 else "f8")
     assert (batch.items == np.reshape(own, batch.items.shape)).all()
-    mixed = Batch.from_local(x[None, : comm.rank], comm)  # on each rank a stack of one shape, but not the same on all
+    mixed = Batch.from_local(x[None, : comm.rank], comm)  # stacks whose shape differs among ranks
     assert isinstance(mixed.items, list) == (comm.size > 1)
     whole = mixed.to_global()
     if comm.rank == 0:
@@ -227,7 +227,7 @@ def test_balance_keeps_grahams_bound(comm: Any, sizes: Sizes, parts: int) -> Non
     every = np.array(list(itertools.product(range(parts), repeat=len(sizes))), int)
     best = min(np.stack([flops @ (every == part).T for part in range(parts)]).max(axis=0))
     load = np.bincount(owner, flops, parts)
-    assert len(load) == parts  # no rank beyond the last owner
+    assert len(load) == parts  # owners are 0 to parts - 1
     assert load.max() * 3 * parts <= (4 * parts - 1) * best
 
 
@@ -256,7 +256,7 @@ def test_nothing_is_sent_but_the_check(comm: Any) -> None:
         matmul_batched(A, B)
         assert called == ["Allreduce"] * (comm.size > 1)
         called.clear()
-        if comm.rank == 0:  # other ranks do not even call it
+        if comm.rank == 0:  # without check=, the call is not collective
             C = matmul_batched(A, B, check=False, alpha=2)
             assert all((x == 2 * len(x)).all() for x in C.items)
         assert called == []
@@ -267,7 +267,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
     def batch(*shape: int, dtype: Any = float, owner: Any = None) -> Any:
         return Batch.from_global(np.zeros(shape, dtype), comm, owner)
 
-    count = 2 * comm.size  # two items each
+    count = 2 * comm.size  # two items per rank
     A, B, C = batch(count, 6, 4), batch(count, 4, 5), batch(count, 6, 5)
     mixed = Batch.from_global([*np.zeros((count - 1, 4, 5)), np.zeros((3, 5))], comm)
     frozen, square = batch(count, 6, 5), batch(count, 4, 4)
@@ -307,7 +307,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         alone = Batch.from_global(np.zeros((count, 4, 5)), MPI.COMM_SELF)
         cases += [
             (GridError, "A and B are batches over different ranks", (A, alone), {}),
-            (LayoutError, "item 0 of A is on rank 0, of B on rank 1", (A, batch(count, 4, 5, owner=[1] * count)), {}),
+            (LayoutError, "A is on rank 0, item 0 of B on rank 1", (A, batch(count, 4, 5, owner=[1] * count)), {}),
             (ArgumentError, "rank 0: .*alpha=0", (A, B), {"alpha": comm.rank}),
             (ArgumentError, "different arguments", (square, square), {"transa": "NT"[comm.rank % 2]}),
             (DTypeError, r"B must be a Batch.*\[rank 1 of", (A, None if comm.rank == 1 else B), {}),
@@ -325,9 +325,9 @@ def test_batches_that_cannot_be_made(comm: Any) -> None:
         (LayoutError, "pass numpy.ascontiguousarray", Batch.from_local, ([np.zeros((8, 8))[::2, ::2]], comm)),
         (DTypeError, "one dtype.*got float32, float64", Batch.from_local, ([x[0], x[0].astype("f4")], comm)),
         (DTypeError, "native byte order, got >f8", Batch.from_global, (x.astype(">f8"), comm)),
-        (LayoutError, r"for each of 4 items, got \[0, 0\]", Batch.from_global, (x, comm, [0, 0])),
-        (LayoutError, r"owner is one of . ranks.*-1", Batch.from_global, (x, comm, [0, 0, 0, -1])),
-        (LayoutError, r"owner is one of . ranks.*0.5", Batch.from_global, (x, comm, [0, 0, 0, 0.5])),
+        (LayoutError, r"for each of 4 items; got \[0, 0\]", Batch.from_global, (x, comm, [0, 0])),
+        (LayoutError, r"owner must be a list of ranks below .*-1", Batch.from_global, (x, comm, [0, 0, 0, -1])),
+        (LayoutError, r"owner must be a list of ranks below .*0.5", Batch.from_global, (x, comm, [0, 0, 0, 0.5])),
         (ArgumentError, "root 9 is not one of", Batch.from_global(x, comm).to_global, (9,)),
     ]
     if comm.size > 1:
@@ -345,7 +345,7 @@ def test_batches_that_cannot_be_made(comm: Any) -> None:
 
 @pytest.mark.parametrize("where", ["host", "fake"])
 def test_epilogues(comm: Any, where: str) -> None:
-    """Stacks and lists, in place and where C is narrower than its sums, against NumPy in double precision."""
+    """Stacks and lists, in place or with C narrower than its sums, compared with NumPy in double precision."""
     rng = np.random.default_rng(comm.rank)
     with fake_device() if where == "fake" else nullcontext() as device:
 
@@ -374,9 +374,9 @@ def test_epilogues(comm: Any, where: str) -> None:
         A, B, C = batch(A), batch(B), batch(C0)
         wrong: Any
         for error, message, wrong in (
-            (LayoutError, "item 0 of residual is 1 x 6, and of C 4 x 6", Epilogue(residual=batch(rows))),
+            (LayoutError, "item 0 of residual is 1 x 6, but must be 4 x 6", Epilogue(residual=batch(rows))),
             (LayoutError, r"bias has the shape \(5,\)", Epilogue(bias=np.ones(5))),
-            (DTypeError, "bias is a number, an array, .*; got list", Epilogue(bias=[1.0])),  # type: ignore[arg-type]
+            (DTypeError, "bias must be a number, array, .*; got list", Epilogue(bias=[1.0])),  # type: ignore[arg-type]
             (ArgumentError, "C shares memory with residual", Epilogue(residual=C)),
             (ArgumentError, "C shares memory with aux", Epilogue(aux=C)),
             (ArgumentError, "epilogue must be an Epilogue, got str", ""),

@@ -1,4 +1,4 @@
-"""compute_type: products by slices (ozaki, bf16x9) of hard data, infinity and NaN; and rounded operands."""
+"""compute_type: products by slices (ozaki, bf16x9) of difficult data, infinity and NaN; and rounded operands."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DATA = (*NASTY, "spread", "rows", "cancelled", "subnormal", "hidden", "zeros")
 
 
 def operands(kind: str, m: int, n: int, k: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return matrices for which slices, or their scales, lose most digits."""
+    """Return A and B for which slices, or their scales, lose many digits."""
     if kind in NASTY:
         return nasty(kind, (m, k), dtype, 1), nasty(kind, (k, n), dtype, 2)
     r, most = np.random.default_rng(3), {"f": 36, "d": 300, "F": 36, "D": 300}[np.dtype(dtype).char]
     a, b = r.normal(size=(m, k)), r.normal(size=(k, n))
-    if kind == "spread":  # within rows of A and columns of B, so that elements of the product are of all sizes
+    if kind == "spread":  # within rows of A and columns of B
         a, b = a * 10.0 ** r.uniform(-most / 2, most / 2, a.shape), b * 10.0 ** r.uniform(-most, 0, b.shape)
     if kind == "rows":
         a, b = a * 10.0 ** r.integers(-most, most // 2, (m, 1)), b * 10.0 ** r.integers(-most // 2, most // 3, (1, n))
@@ -37,7 +37,7 @@ def operands(kind: str, m: int, n: int, k: int, dtype: str) -> tuple[np.ndarray,
         a[:, k // 2 :], b[k // 2 :] = -a[:, : k - k // 2], b[: k - k // 2]
     if kind == "subnormal":
         a, b = a * float(np.finfo(dtype).tiny) / 8, b * 2.0 ** r.integers(0, 12, b.shape)
-    if kind == "hidden":  # after large elements that B multiplies by 0
+    if kind == "hidden":  # small elements beside large ones that B multiplies by 0
         a[:, :1], b[:1] = 1e9, 0
     if kind == "zeros":
         a[::2], b[:, 1::2] = 0, 0
@@ -45,7 +45,7 @@ def operands(kind: str, m: int, n: int, k: int, dtype: str) -> tuple[np.ndarray,
 
 
 def bound(compute: str, alpha: complex, a: np.ndarray, b: np.ndarray, panels: int) -> np.ndarray:
-    """Return the bound of pdgemm/local/blas/slices.py, for each element."""
+    """Return the error bound of pdgemm/local/blas/slices.py for each element."""
     k, how = a.shape[1], EMULATIONS[compute]
     wide = 8**0.5 if a.dtype.kind == "c" else 1
     a, b = np.abs(a).astype(np.longdouble), np.abs(b).astype(np.longdouble)
@@ -59,7 +59,7 @@ def bound(compute: str, alpha: complex, a: np.ndarray, b: np.ndarray, panels: in
 
 @pytest.mark.parametrize("compute", NAMES)
 def test_error_bound(comm: Any, grid: Any, compute: str) -> None:
-    """For all data, by all algorithms in turn; counts and bytes equal the plan's."""
+    """Errors are within the bound for all data, by all algorithms in turn; counts and bytes equal the plan's."""
     wide = "float32" if compute == "bf16x9" else "float64"
     sizes, forced = (
         itertools.cycle([(19, 23, 70), (7, 5, 3), (1, 9, 1), (33, 2, 40)]),
@@ -86,7 +86,7 @@ def test_error_bound(comm: Any, grid: Any, compute: str) -> None:
 
 @pytest.mark.parametrize("compute", NAMES)
 def test_products_with_the_identity_are_exact(comm: Any, grid: Any, compute: str) -> None:
-    """A I = A and I A = A bit by bit if elements of a row, or column, are of similar size; integers are exact."""
+    """A I and I A have the bits of A if the elements of a row, or column, are of similar size; integers are exact."""
     dtype = "float32" if compute in ("bf16x9", "ozaki-4") else "float64"
     r = np.random.default_rng(5)
     a = (r.uniform(0.5, 1, (24, 24)) * r.choice([-1, 1], (24, 24))).astype(dtype)
@@ -125,7 +125,7 @@ def test_infinity_and_nan_equal_those_of_the_plain_product(comm: Any, compute: s
 
 @pytest.mark.parametrize("compute", ["ozaki", "ozaki-4", "bf16x9"])
 def test_verify_and_protect(comm: Any, grid: Any, compute: str) -> None:
-    """Correct products pass, also if slices lose the bits of small elements; wrong ones do not."""
+    """Correct products pass, also if slices lose the bits of small elements; wrong products do not pass."""
     dtype = "float32" if compute == "bf16x9" else "float64"
     for kind in ("normal", "graded", "huge and tiny", "cancelling", "rows", "hidden"):
         a, b = operands(kind, 80, 70, 90, dtype)
@@ -133,7 +133,7 @@ def test_verify_and_protect(comm: Any, grid: Any, compute: str) -> None:
         C = pdgemm(2, A, B, compute_type=compute, protect="detect", panel_width=24)
         assert C.report.counted == C.report.predicted
         residual = verify(C, 2, A, B, compute_type=compute)
-        lost = (kind, compute) == ("hidden", "ozaki-4")  # a right C has no correct digit here, so verify cannot tell
+        lost = (kind, compute) == ("hidden", "ozaki-4")  # even a right C has no correct digit
         assert residual.passed != lost and not residual.wrong, kind
         assert lost or not verify(C, 2.1, A, B, compute_type=compute).passed, kind
         if kind == "normal":
@@ -143,7 +143,7 @@ def test_verify_and_protect(comm: Any, grid: Any, compute: str) -> None:
 
 
 def test_plans_and_types(comm: Any, grid: Any) -> None:
-    """A plan is saved with its compute type; operands and C have any types."""
+    """A saved plan has the compute type; operands and C may have other types."""
     A, B = (DistMatrix.random(x, grid=grid, seed=1, dtype="float32") for x in ((20, 30), (30, 25)))
     C = DistMatrix.zeros((20, 25), grid=grid)
     exact = A.allgather().astype(float) @ B.allgather().astype(float)
@@ -183,14 +183,14 @@ def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
 
 
 # ------------------------------------------------------------------ operands that are rounded
-UNIT = {"float32": 0.0, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # types of rounded operands
+UNIT = {"float32": 0.0, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # unit roundoff of operands
 SINGLE = 2.0**-24
 
 
 @pytest.mark.parametrize("where", ["host", "fake"])
 @pytest.mark.parametrize("compute", UNIT)
 def test_rounded_operands_keep_their_bound(comm: Any, compute: str, where: str) -> None:
-    """Element by element: (2u + u^2 + (1 + u)^2 gamma_k) |A||B|, and a rounding to C's type."""
+    """The error of each element is at most (2u + u^2 + (1 + u)^2 gamma_k) |A||B|, and one rounding to C's type."""
     m, n, k = 19, 23, 70
     u, gamma = UNIT[compute], k * SINGLE / (1 - k * SINGLE)
     types = [("f4", "f4"), ("f8", "f4"), ("f4", "f8")]
@@ -212,7 +212,7 @@ def test_rounded_operands_keep_their_bound(comm: Any, compute: str, where: str) 
         if compute in ("float16", "bfloat16"):
             rounded = (x.astype(compute).astype(float) for x in (a, b))
             assert (np.abs(c - next(rounded) @ next(rounded)) <= (gamma + SINGLE) * 2 * size).all()
-            assert error.max() > 0.01 * u  # so it was rounded
+            assert error.max() > 0.01 * u  # operands were rounded
     assert UNIT["bfloat16"] == float(ml_dtypes.finfo("bfloat16").eps) / 2
 
 

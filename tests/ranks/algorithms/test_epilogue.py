@@ -1,4 +1,4 @@
-"""Epilogues: values against NumPy in double precision, on every grid and algorithm, with their words and memory."""
+"""Epilogues: values compared with NumPy's in double precision, on every grid, by every algorithm; words and memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TYPES = ["float64", "float32", "float16", "bfloat16", "complex128", "complex64"]
 
 
 def slope(activation: str, z: np.ndarray) -> np.ndarray:
-    """Return the derivative by central differences of sixth order, to 1e-9; not at the corner of relu."""
+    """Return the derivative of an activation by central differences of sixth order, to 1e-9; exactly for relu."""
     if activation == "relu":
         return np.where(z > 0, 1.0, 0.0)
     f, h = VALUES[activation], 1e-2
@@ -43,7 +43,7 @@ def slope(activation: str, z: np.ndarray) -> np.ndarray:
 
 
 class Case:
-    """A product with an epilogue, drawn at random, its result in double precision, and a bound of the error."""
+    """A random product with an epilogue, its result in double precision, and a bound of the error."""
 
     def __init__(self, comm: Any, grids: list[Any], seed: int, device: str = "host", dtype: str = "") -> None:
         rng = self.rng = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ class Case:
         self.inputs = [(x, x.allgather()) for x in (A, B, scale, bias, residual) if isinstance(x, DistMatrix)]
 
     def matrix(self, shape: tuple[int, int], dtype: Any = None) -> tuple[Any, np.ndarray]:
-        """Draw a matrix in any layout, and its elements."""
+        """Return a matrix in a random layout, and its elements."""
         rng, dtype = self.rng, np.dtype(dtype or self.dtype)
         x = rng.normal(size=shape) + (1j * rng.normal(size=shape) if dtype.kind == "c" else 0)
         x, turned = np.asarray(x).astype(dtype), rng.random() < 0.3
@@ -97,7 +97,7 @@ class Case:
         return (made.T if turned else made), x
 
     def vector(self, share: float) -> tuple[Any, Any]:
-        """Draw None, a number, an array or a matrix of one row or one column, and its values."""
+        """Return None, a number, an array or a matrix of one row or column, at random, and its values."""
         rng, (m, n) = self.rng, (self.m, self.n)
         kind = (
             rng.choice(["number", "array", "row array", "column array", "row", "column"])
@@ -153,9 +153,9 @@ class Case:
 
 @every_grid
 def test_drawn_problems(comm: Any, grids: list[Any]) -> None:
-    """By all algorithms in turn, of any layouts, types and vectors; if C is not read, it holds NaN; with guards.
+    """Algorithms in turn, with random layouts, types and vectors; C holds NaN if it is not read; guards are unchanged.
 
-    Also by plans that are saved, by prepared products, and within the least memory.
+    Also by saved plans, by prepared products, and within the least memory.
     """
     forced, number = [("auto", None, None), *accepted(comm.size)], examples({4: 45, 6: 24}.get(comm.size, 60))
     for seed in range(number):
@@ -200,7 +200,7 @@ def test_a_prepared_product_reads_the_current_operands(comm: Any, grids: list[An
 
 
 def test_a_flip_is_repaired_before_the_epilogue(comm: Any, grids: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if C has a narrower type than its sums: in the sums."""
+    """The sums are compared and repaired, also if C has a narrower type."""
     a = np.random.default_rng(0).normal(size=(24, 24)).astype(np.float32)
     for dtype, beta in itertools.product(("float32", "float16"), (0, 1)):
         A = DistMatrix.from_global(a, grid=grids[0], block=4)
@@ -220,24 +220,24 @@ def test_a_flip_is_repaired_before_the_epilogue(comm: Any, grids: list[Any], mon
 
 
 def test_bad_input_is_one_error_on_all_ranks(comm: Any, grids: list[Any]) -> None:
-    """Nothing is sent, and C is not written."""
+    """All ranks raise the error before elements are sent; C is unchanged."""
     grid = grids[0]
     A, C = DistMatrix.random((6, 6), grid=grid), DistMatrix.ones((6, 6), grid=grid)
     Z, whole = A.astype("complex128"), DistMatrix.ones((6, 6), grid=grid, dtype="int8")
     other = DistMatrix.ones((6, 6), grid=grid, block=1)
     cases: list[tuple[type[PdgemmError], str, dict[str, Any]]] = [
         (LayoutError, r"bias has the shape \(5,\), C is 6 x 6", {"bias": np.ones(5)}),
-        (LayoutError, "bias is 2 x 6 on a .* grid, C is 6 x 6 .*: bias is 1 x 6 or 6 x 1", {"bias": A[:2]}),
-        (LayoutError, "residual is 6 x 5 .*: residual is 6 x 6", {"residual": A[:, :5]}),
+        (LayoutError, "bias is 2 x 6 on a .* grid, C is 6 x 6 .*: bias must be 1 x 6 or 6 x 1", {"bias": A[:2]}),
+        (LayoutError, "residual is 6 x 5 .*: residual must be 6 x 6", {"residual": A[:, :5]}),
         (DTypeError, "bias is complex128, which a result of float64 cannot hold", {"bias": Z[:1]}),
         (DTypeError, "scale .* complex", {"scale": 1j}),
         (DTypeError, "bias is .*, which a result of float64 cannot hold", {"bias": np.zeros(6, [("x", "f4")])}),
         (DTypeError, "bias is datetime64", {"bias": np.zeros(6, "M8[s]")}),
-        (DTypeError, "bias is a number, an array, .*; got list", {"bias": [1.0] * 6}),
+        (DTypeError, "bias must be a number, array, .*; got list", {"bias": [1.0] * 6}),
         (DTypeError, "residual must be a DistMatrix, got ndarray", {"residual": np.ones((6, 6))}),
         (ArgumentError, "activation 'tanh' is not one of relu, gelu, gelu_tanh, silu", {"activation": "tanh"}),
         (ArgumentError, "gradient=True needs an activation and aux", {"gradient": True, "activation": "relu"}),
-        (ArgumentError, "takes no bias", {"gradient": True, "activation": "relu", "aux": A.copy(), "bias": 1}),
+        (ArgumentError, "and no bias", {"gradient": True, "activation": "relu", "aux": A.copy(), "bias": 1}),
         (ArgumentError, "C shares memory with residual", {"residual": C}),
         (ArgumentError, "C shares memory with bias", {"bias": C[:1]}),
         (ArgumentError, "aux shares memory with A", {"aux": A}),

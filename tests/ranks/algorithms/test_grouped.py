@@ -1,4 +1,4 @@
-"""Rows that are sent to the owners of their groups, multiplied and sent back, against NumPy row by row."""
+"""Rows are sent to the owners of their groups, multiplied and sent back; each row is compared with NumPy's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.local.arrays import dtypes
 
 pytestmark = pytest.mark.mpi
 
-TYPES = [  # of X, W, Y and accumulation
+TYPES = [  # (types of X, of W, of Y, of sums)
     ("float64", "float64", None, None),
     ("float32", "float32", "float32", None),
     ("complex64", "complex64", "complex128", None),
@@ -37,7 +37,7 @@ def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
 
 
 def weights(comm: Any, rng: np.random.Generator, shapes: list[tuple[int, int]], dtype: Any) -> tuple[Any, Any]:
-    """Return a matrix for each group, on a rank drawn at random, and all of them."""
+    """Return a batch with a matrix for each group, on random ranks, and the list of these matrices."""
     whole = [drawn(rng, shape, dtype) for shape in shapes]
     owner = rng.integers(0, comm.size, len(shapes))
     return Batch.from_global(whole or np.zeros((0, 0, 0), dtype), comm, owner), whole
@@ -51,9 +51,9 @@ def check_rows(
     x: np.ndarray, w: list[np.ndarray], groups: np.ndarray, y0: np.ndarray, y: np.ndarray, alpha: Any, beta: Any,
     accumulate: Any = None,
 ) -> None:  # fmt: skip
-    """|y - y^| <= (d + 4) eps (|alpha| |x| |w| + |beta| |y0|) + 2 eps(Y) (|alpha x w| + |beta y0| + |y^|) for each row.
+    """Check |y - y^| <= (d + 4) eps (|alpha| |x| |w| + |beta| |y0|) + 2 eps(Y) (|alpha x w| + |beta y0| + |y^|).
 
-    Higham 2002, 3.5; complex arithmetic times 2 sqrt 2; the product is rounded to the type of Y, and so is the sum.
+    Higham 2002, 3.5; for complex numbers times 2 sqrt 2.  The product and the sum are each rounded to the type of Y.
     """
     flat, wide = groups.ravel(), "D" if y.dtype.kind == "c" else np.int64 if y.dtype.kind == "i" else "d"
     assert y.shape == (len(flat), y0.shape[1])
@@ -75,7 +75,7 @@ def check_rows(
 
 
 def words_of(X: Any, rows: np.ndarray, groups: np.ndarray, owner: np.ndarray) -> int:
-    """Return the number of elements in rows of X that are on another rank than the owner of their group."""
+    """Return the number of elements of these rows of X that are not on the rank that owns their group."""
     layout = X.layout_in(X.grid)
     i, j = layout.distribution.owner(*np.ix_(rows, np.arange(X.shape[1])))
     ranks = np.array(layout.rank_map)[i * layout.distribution.cols.parts + j]
@@ -118,7 +118,7 @@ def test_forward_and_backward_of_a_layer_reuse_the_routing(comm: Any, grids: lis
 
 
 def test_rows_sorted_by_group_are_sent_back_to_their_places(comm: Any) -> None:
-    """The plans of both directions differ, although both keep the order of all rows."""
+    """Rows that are sorted by group: both directions keep their order, but by different plans."""
     x = np.random.default_rng(5).standard_normal((6 * comm.size, 4))
     for groups in (np.zeros(len(x), int), np.arange(len(x)) // 6):
         for block in (None, 6):
@@ -204,15 +204,15 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         bad = g + (np.arange(4) == 2) * (comm.rank == last) * count  # on one rank only
         few = g[: 4 - (comm.rank == 0)]
         cases: list[tuple[type[PdgemmError], str, Any]] = [
-            (ArgumentError, rf"groups are 0 to {count - 1}.*rank {last}.*got {count}", lambda: plan_grouped(X, bad, W)),
-            (ArgumentError, f"groups are 0 to {count - 1}", lambda: matmul_grouped(X, W, bad, Y)),
+            (ArgumentError, rf"must be 0 to {count - 1}.*rank {last}.*got {count}", lambda: plan_grouped(X, bad, W)),
+            (ArgumentError, f"groups must be 0 to {count - 1}", lambda: matmul_grouped(X, W, bad, Y)),
             (ArgumentError, r"-1 for none.*got -2", lambda: plan_grouped(X, g - 2, W)),
             (LayoutError, r"groups must have shape \(4,\) or \(4, k\)", lambda: plan_grouped(X, few, W)),
             (LayoutError, r"got \(4, 0\)", lambda: plan_grouped(X, g.reshape(4, 1)[:, :0], W)),
-            (DTypeError, "groups are integers.*float64", lambda: plan_grouped(X, g * 1.0, W)),
-            (LayoutError, "owner is one of", lambda: plan_grouped(X, g, [comm.size])),
-            (LayoutError, "owner is one of .*None", lambda: plan_grouped(X, g, None)),  # type: ignore[arg-type]
-            (LayoutError, rf"Y has {m} rows", lambda: routing.to_rows(routing.to_groups(X), twice[0])),
+            (DTypeError, "groups must be integers.*float64", lambda: plan_grouped(X, g * 1.0, W)),
+            (LayoutError, "owner must be a list of ranks", lambda: plan_grouped(X, g, [comm.size])),
+            (LayoutError, "owner must be a list .*None", lambda: plan_grouped(X, g, None)),  # type: ignore[arg-type]
+            (LayoutError, rf"Y needs {m} rows", lambda: routing.to_rows(routing.to_groups(X), twice[0])),
             (DTypeError, "X must be a DistMatrix", lambda: matmul_grouped(np.ones((4, 3)), W, g)),  # type: ignore[arg-type]
             (DTypeError, "W must be a Batch, got ndarray", lambda: matmul_grouped(X, np.ones((2, 3, 2)), g)),  # type: ignore[arg-type]
             (DTypeError, "X has dtype int64", lambda: matmul_grouped(X.astype(int), W, g)),
@@ -223,17 +223,17 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (DTypeError, "alpha must be a number", lambda: matmul_grouped(X, W, g, Y, alpha="1")),  # type: ignore[arg-type]
             (DTypeError, "accumulate_dtype", lambda: matmul_grouped(X, W, g, accumulate_dtype="float16")),
             (ArgumentError, "transb is", lambda: matmul_grouped(X, W, g, transb="X")),  # type: ignore[arg-type]
-            (LayoutError, r"op\(W\) of group 0 is 2 x 3, but X is", lambda: matmul_grouped(X, W, g, transb="T")),
+            (LayoutError, r"op\(W\) of group 0 is 2 x 3, not 3 x 3: X is", lambda: matmul_grouped(X, W, g, transb="T")),
             (LayoutError, r"op\(W\) of group 2 is 3 x 3", lambda: matmul_grouped(X, odd, g)),
             (LayoutError, rf"Y is {m} x 3 .* but the result is {m} x 2", lambda: matmul_grouped(X, W, g, X)),
             (LayoutError, rf"Y is {2 * m} x 2 .* but the result is {m} x 2", lambda: matmul_grouped(X, W, g, twice[1])),
-            (LayoutError, rf"X has {m} rows, got", lambda: matmul_grouped(twice[0], W, routing)),
+            (LayoutError, rf"X needs {m} rows, got", lambda: matmul_grouped(twice[0], W, routing)),
             (ArgumentError, "Y is read-only", lambda: matmul_grouped(X, W, g, frozen)),
             (LayoutError, "have other owners", lambda: matmul_grouped(X, fewer, routing)),
-            (DTypeError, "are a Batch, got NoneType", lambda: routing.to_rows(None)),  # type: ignore[arg-type]
+            (DTypeError, "batch must be a Batch, got NoneType", lambda: routing.to_rows(None)),  # type: ignore[arg-type]
             (LayoutError, "do not match the groups", lambda: routing.to_rows(W)),
             (LayoutError, "the rows of groups have 3 elements", lambda: routing.to_rows(routing.to_groups(X), Y)),
-            (LayoutError, "X has .* rows", lambda: routing.to_groups(twice[0])),
+            (LayoutError, "X needs .* rows", lambda: routing.to_groups(twice[0])),
         ]  # fmt: skip
         if comm.size > 1:
             alone = Batch.from_global(np.ones((2, 3, 2)), MPI.COMM_SELF)
@@ -255,11 +255,11 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             assert np.array_equal(Y.local, before)
         with pytest.raises(TypeError, match="cannot be pickled"):
             routing.__reduce__()
-        matmul_batched(routing.to_groups(X), W)  # the ranks still agree
+        matmul_batched(routing.to_groups(X), W)  # after the errors, ranks can still communicate
 
 
 def test_an_epilogue_with_a_bias_for_each_group(comm: Any) -> None:
-    """Also if Y is narrower than its sums; rows in no group are 0, and Y's old values are not read."""
+    """Also if Y is narrower than its sums; rows without a group are 0, and Y's old values are not read."""
     rng = np.random.default_rng(3)
     x, groups = drawn(rng, (29, 7), "float32"), rng.integers(-1, 4, 29)
     for shape in grid_shapes(comm.size):

@@ -1,4 +1,4 @@
-"""Beyond 2 GiB: counts of bytes no longer fit an int."""
+"""Matrices beyond 2 GiB, whose numbers of bytes exceed a C int."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKED = [(0, 0), (0, N - 1), (N // 2, 3), (N - 2, N // 3), (N - 1, N - 1)]
 
 
 def marks(matrix: Any) -> dict[tuple[int, int], float]:
-    """Return the marked elements of this rank."""
+    """Return this rank's elements at the positions MARKED."""
     rows, cols = matrix.distribution.rows, matrix.distribution.cols
     return {
         (i, j): float(matrix.local[rows.to_local(i), cols.to_local(j)])
@@ -31,7 +31,7 @@ def marks(matrix: Any) -> dict[tuple[int, int], float]:
 
 @pytest.mark.timeout(300)
 def test_files_beyond_2_gib(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
-    """On one rank a whole local array is larger than 2 GiB, on two only the file is."""
+    """On one rank the local array is larger than 2 GiB, on two ranks only the file."""
     if comm.size > 2:
         pytest.skip("more than two ranks test nothing new")
     path = shared_tmp_path / "large.h5"

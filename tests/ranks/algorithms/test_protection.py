@@ -1,4 +1,4 @@
-"""Flipped bits are found wherever they occur, correct products pass, and repeated ones are bit-identical."""
+"""Flipped bits are found wherever they occur, correct products pass, and repeated products have the same bits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pdgemm.errors import ArgumentError, CorruptionError, MemoryLimitError
 pytestmark = pytest.mark.mpi
 ALGORITHMS = ("summa", "stationary_a", "stationary_b", "cannon", "2.5d", "inner", "row", "column")
 N = 96
-CERTAIN = 10.0  # times tau: far enough above the threshold that rounding errors cannot hide it
+CERTAIN = 10.0  # in units of tau: larger changes are always found, whatever the rounding errors
 
 
 def flip(array: np.ndarray, bit: int, at: int) -> None:
-    """Flip a bit of an element, also through a view."""
+    """Flip a bit of one element of an array, also of a view."""
     i, j = divmod(at % array.size, array.shape[1])
     item = np.array(array[i, j]).reshape(1)
     words = item.view(f"u{min(8, item.itemsize)}")
@@ -52,7 +52,7 @@ def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bits(dtype: str) -> list[int]:
-    """Return all bits, or some of every kind: sign, exponent, the first and last of the mantissa."""
+    """Return numbers of bits: all with --all, otherwise some of mantissa and exponent, and the sign."""
     width = 8 * np.dtype(dtype).itemsize
     if everything():
         return list(range(width))
@@ -66,7 +66,7 @@ def bits(dtype: str) -> list[int]:
 def test_flips_above_the_threshold_are_found_and_repaired(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], algorithm: str, dtype: str
 ) -> None:
-    """All of them; the result equals that of an undisturbed product bit for bit, and the message names a rank."""
+    """Flips in all bits; the result has the bits of an undisturbed product, and the message names a rank."""
     a, b = operands(dtype)
     factors, error = weights(np.arange(N)), tau(a, b, dtype)
     shape = grid_shapes(comm.size)[len(grid_shapes(comm.size)) // 2]
@@ -95,14 +95,14 @@ def test_flips_above_the_threshold_are_found_and_repaired(
                 assert not far or repeats == 1, (bit, rank)
                 assert np.array_equal(again, right, equal_nan=True) or not repeats
                 shown = (
-                    r"\d+ of 96 rows of C differ .*; the product is repeated\n.* one has flipped on rank \d .*; C is"
+                    r"\d+ of 96 rows of C differ .*; the product is repeated\n.* a bit has flipped on rank \d .*; C is"
                 )
                 assert not repeats or re.search(shown, said), said
     assert comm.rank or hits
 
 
 def test_a_flip_on_the_way_to_another_layout_is_repaired(comm: Any, monkeypatch: pytest.MonkeyPatch, grid: Any) -> None:
-    """The matrices are redistributed again."""
+    """If a bit flips while a matrix is redistributed, the repetition redistributes the matrices again."""
     a, b = operands("float64")
     A, B = (DistMatrix.from_global(x, grid=grid, block=y) for x, y in ((a, 24), (b, 8)))
     asked: Any = {"algorithm": "summa", "shape": (1, comm.size)}
@@ -125,7 +125,7 @@ def test_a_flip_on_the_way_to_another_layout_is_repaired(comm: Any, monkeypatch:
 def test_a_permanent_fault_raises_on_all_ranks(
     comm: Any, monkeypatch: pytest.MonkeyPatch, grid: Any, dtype: str, beta: float
 ) -> None:
-    """After four runs; "detect" after the first.  A product in place is repeated from C on entry."""
+    """With "repair" after four runs, with "detect" after the first.  Repetitions start from C on entry."""
     a, b = operands(dtype)
     bit = np.finfo(dtype).nmant + 2
     A, B, C0 = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b, a - b))
@@ -136,7 +136,7 @@ def test_a_permanent_fault_raises_on_all_ranks(
             return pdgemm(1.5, A, B, beta, C0.copy(), **more)
 
     right = product(0).to_global()
-    again = r"on rank \d.*: 4 products differ.*: take that node out|twice in the same way: an error that repeats itself"
+    again = r"on rank \d.*: 4 products differ.*: take that node out|twice with the same bits: the error is reproducible"
     for protect, times, said in (
         ("detect", 1, r"rows of C differ .*, by more than rounding errors; protect='repair' would have repeated"),
         ("repair", 99, again),
@@ -155,7 +155,7 @@ def test_a_permanent_fault_raises_on_all_ranks(
 def test_an_operand_that_changes_in_memory_raises(
     comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    """A repeat cannot cure it; the error names the rank."""
+    """A repetition cannot repair a changed operand; the error names the rank."""
     a, b = operands("float64")
     run = prepared.Prepared._run
     A, B = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b))
@@ -175,7 +175,7 @@ def test_an_operand_that_changes_in_memory_raises(
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16", "int8"])
 def test_clean_products_pass(comm: Any, grid: Any, dtype: str) -> None:
-    """All kinds of products, without a repeat."""
+    """Products of matrices of all kinds pass without a repetition."""
     kinds = [x for x in NASTY if dtype not in ("float16", "int8") or x in ("normal", "integers", "sparse", "uniform")]
     for number in range(60 if everything() else 8):
         of_a, of_b = kinds[number % len(kinds)], kinds[(number // 3) % len(kinds)]
@@ -192,7 +192,7 @@ def test_clean_products_pass(comm: Any, grid: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_products_that_hold_nan_pass(comm: Any, grid: Any, value: float) -> None:
-    """In A, in B, and in C on entry; also overflow."""
+    """NaN or infinity in A, in B, or in C on entry; also overflow."""
     a, b = operands("float64")
     for which in range(4):
         x = [a.copy(), b.copy(), a + b]
@@ -211,7 +211,7 @@ def test_products_that_hold_nan_pass(comm: Any, grid: Any, value: float) -> None
 
 
 def test_words_and_memory_of_protection_are_planned(comm: Any, grid: Any) -> None:
-    """Words, all-reduces and bytes, within the memory limit; without protection, none."""
+    """Words, all-reduces and bytes are planned, and within the memory limit; without protection they are 0."""
     A, B, C = (DistMatrix.random(x, grid=grid, block=16) for x in ((70, 50), (50, 60), (70, 60)))
     bare = plan(A, B, C, beta=1)
     for protect, copy in (("detect", 0), ("repair", C.local.nbytes)):
@@ -236,7 +236,7 @@ def test_words_and_memory_of_protection_are_planned(comm: Any, grid: Any) -> Non
 def test_redistributed_matrices_have_their_bits(
     comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], dtype: str
 ) -> None:
-    """Any flipped bit in transit is detected, and the exchange is repeated; a flip in X itself cannot be repaired."""
+    """A flipped bit in a message is detected, and the exchange is repeated; a flip in X itself is an error."""
     x = (10 * operands("complex128" if dtype[0] == "c" else "float64")[0]).astype(dtype)
     exchange, planned = redistribution.exchange, {"bit": -1, "times": 0, "of": 1}
 
@@ -245,7 +245,7 @@ def test_redistributed_matrices_have_their_bits(
         planned["times"] -= 1
         if here and not planned["of"]:
             flip(X, planned["bit"], 5)
-        comm.Barrier()  # otherwise neighbours read X in place
+        comm.Barrier()  # other ranks read X in place after the flip
         exchange(alpha, X, beta, Y, *more)
         if here and planned["of"]:
             flip(Y, planned["bit"], 5)
@@ -290,7 +290,7 @@ BEYOND = (0, 2, 10, 11)
 def test_overflow_and_underflow_are_no_flips(
     comm: Any, grid: Any, capfd: pytest.CaptureFixture[str], case: int, constant: bool
 ) -> None:
-    """In the sums, in C's type, and in the type to which operands are rounded."""
+    """Overflow and underflow in the sums, in C's type, and in the type to which operands are rounded."""
     repetition._say_unknown.cache_clear()
     dtype, options, of_a, of_b, alpha, k = EXTREMES[case]
     r = np.random.default_rng(case)
@@ -303,13 +303,13 @@ def test_overflow_and_underflow_are_no_flips(
         C = pdgemm(alpha, A, B, protect=protect, **options)
         checks: Any = C.report.checks
         assert checks.repeats == 0
-        assert checks.unknown == 90 * (case in BEYOND)  # the other products are compared
+        assert checks.unknown == 90 * (case in BEYOND)  # otherwise rows are compared
         lines = capfd.readouterr().err
         assert comm.rank or ("90 of 90 rows of C could not be compared" in lines) == (checks.unknown > 0 and first)
 
 
 def test_a_plan_for_beta_0_has_no_checksums_of_c(comm: Any) -> None:
-    """On all ranks, including ranks without rows of C."""
+    """Executed with another beta, the plan raises an error on all ranks, including ranks without rows of C."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         A, B, C = (DistMatrix.random((5, 5), grid=grid, block=8) for _ in "ABC")
         found = plan(A, B, C, protect="detect")

@@ -1,4 +1,4 @@
-"""Flipped bits are found among rows of any size, and in functions; no rank is named without proof."""
+"""Flipped bits are found beside very large or small rows, and in functions; no rank is named without proof."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdgemm.errors import ArgumentError, CorruptionError
 pytestmark = pytest.mark.mpi
 M, N, K = 70, 60, 50
 MODES: tuple[Any, ...] = ("detect", "repair")
-# n for which +1 and -1, by the sign bit of the hash of the columns, add up to 0
+# n for which weights of +1 and -1, by the sign of the weights in use, add up to 0
 CANCELLING = (
     2, 4, 6, 8, 24, 394, 396, 398, 402, 404, 406, 458, 464, 468, 470, 472, 488, 490, 750, 1424, 1426, 1434, 1486, 1488,
 )  # fmt: skip
@@ -41,7 +41,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def sizes(kind: str, dtype: str) -> Arrays:
-    """Return A, B and C on entry whose rows or columns are of very different sizes."""
+    """Return A, B and C on entry with rows or columns of very different magnitude."""
     double = dtype in ("float64", "complex128")
     real = np.finfo(dtype).dtype.type
     tiny, least, huge = (1e-160, 5e-324, 1e140) if double else (1e-25, 1e-45, 1e15)
@@ -87,7 +87,7 @@ KINDS = (
 def test_large_changes_are_found_beside_rows_of_any_size(
     comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """An element is multiplied by 1000, in a typical row, and in row 3, which is of another size."""
+    """An element is multiplied by 1000, in a typical row, or in row 3, which has another magnitude."""
     for dtype in DTYPES[KINDS.index(kind) % 2 :: 2]:
         a, b, c = sizes(kind, dtype)
         A, B = (DistMatrix.from_global(x, grid=grid, block=16) for x in (a, b))
@@ -117,7 +117,7 @@ def test_large_changes_are_found_beside_rows_of_any_size(
 
 
 def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error in A is the same in all columns of a rank; weights that cancel would hide it."""
+    """If rows of B are constant, an error in A is equal in all columns of a rank; weights with sum 0 would hide it."""
     ready, left = Accumulator.prepared, [0]
 
     def prepared(self: Any, A: Any, B: Any, *_: Any) -> Any:
@@ -129,7 +129,7 @@ def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkey
                 return
             left[0] -= 1
             right = A.copy()
-            A[0, 0] = -8 * A[0, 0] - 16  # a wrong panel; the matrix of which it may be a view is restored
+            A[0, 0] = -8 * A[0, 0] - 16  # a wrong panel; restored below, because it may be a view
             multiply()
             A[...] = right
 
@@ -150,7 +150,7 @@ def test_panels_of_a_are_compared_where_rows_of_b_are_constant(comm: Any, monkey
 
 
 def test_weights_of_a_rank_never_cancel() -> None:
-    """Weights of the columns of a rank, for every n up to 4000 in blocks of 1 to 9 ranks; signs would cancel."""
+    """The weights of a rank's columns never add up to 0, for n up to 4000 on 1 to 9 ranks; weights of +-1 would."""
     some = weights(np.arange(4000))
     assert ((np.abs(some) >= 1) & (np.abs(some) < 2) & (some.astype(np.float32) == some)).all()
     odd = weights(np.arange(4000), exact=True)
@@ -163,15 +163,15 @@ def test_weights_of_a_rank_never_cancel() -> None:
             n = np.arange(ranks, 4001)[:, None]
             ends = np.minimum(-(-n // ranks) * np.arange(ranks + 1), n)
             columns, total = np.diff(ends, axis=1), np.diff(sums[ends], axis=1)
-            far = total % 2**18 != 0 if exact else np.abs(total) > 1e-5 * np.sqrt(columns)  # 2^14: product of two int8
+            far = total % 2**18 != 0 if exact else np.abs(total) > 1e-5 * np.sqrt(columns)  # int8: |a b| <= 2^14
             assert (far | (columns == 0)).all()
 
 
 def test_large_rounding_errors_are_not_reported_as_flips(
     comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A row exceeds its threshold in two runs with the same bits; a flip is reported only after the second."""
-    monkeypatch.setattr(row_checksums, "SHARP", 8.0)  # a threshold of 0.2 tau, which these rows meet
+    """If a row exceeds its threshold in two runs with the same bits, no flip is reported; with other bits, one is."""
+    monkeypatch.setattr(row_checksums, "SHARP", 8.0)  # a sharper threshold, 0.2 tau
 
     def shifted(C: Any, by: float) -> None:
         rows, cols = C.indices()
@@ -187,7 +187,7 @@ def test_large_rounding_errors_are_not_reported_as_flips(
             if by > 100 * tau:
                 with pytest.raises(CorruptionError) as raised:
                     pdgemm(1, A, B, protect="repair")
-                assert re.search(r"twice in the same way", str(raised.value))
+                assert re.search(r"twice with the same bits", str(raised.value))
                 assert "flipped" not in str(raised.value)
             else:
                 C = pdgemm(1, A, B, protect="repair")
@@ -195,11 +195,11 @@ def test_large_rounding_errors_are_not_reported_as_flips(
                 assert (C.allgather() == right).all() == (times == 1)
         first, *more = capfd.readouterr().err.splitlines() or [""]
         if comm.rank == 0:
-            expected = "pdgemm: 1 of 140 rows of C differ from what was expected, row 5 first; the product is repeated"
+            expected = "pdgemm: 1 of 140 rows of C differ from their checksums, row 5 first; the product is repeated"
             assert first == expected
-            flipped = re.search(r"other bits: one has flipped on rank \d+ on \S+; C is", "".join(more))
+            flipped = re.search(r"other bits: a bit has flipped on rank \d+ on \S+; C is", "".join(more))
             assert bool(flipped) == (times == 1) and ("rank" in "".join(more)) == (times == 1)
-            assert ("the same bits: none has flipped" in "".join(more)) == (times == 9 and by < 100 * tau)
+            assert ("the same bits: no bit has flipped" in "".join(more)) == (times == 9 and by < 100 * tau)
 
 
 # ------------------------------------------------------------------ functions of matrices
@@ -220,7 +220,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def test_products_inside_are_compared_and_repeated(
     comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The result equals that of an undisturbed run, bit for bit; "detect" raises; the report counts the comparisons."""
+    """After a flip, "repair" has the bits of an undisturbed run, and "detect" raises; comparisons are counted."""
     x = np.random.default_rng(3).normal(size=(36, 36))
     a = x @ x.T / 36 + np.eye(36)
     A, function = DistMatrix.from_global(a, grid=grid), FUNCTIONS[name]
@@ -248,7 +248,7 @@ def test_products_inside_are_compared_and_repeated(
 
 
 def test_parts_of_products_are_not_compared(comm: Any, grid: Any) -> None:
-    """A triangle of a product, and a factorisation: refused on all ranks, and not taken for wrong."""
+    """For a triangle of a product, or a factorisation, `protect=` is an error on all ranks."""
     A: Any = DistMatrix.random((18, 8), grid=grid)
     more: Any = {"protect": "detect"}
     for call in (lambda: linalg.herk(1, A, **more), lambda: linalg.gram(A, **more), lambda: linalg.svd(A, **more)):

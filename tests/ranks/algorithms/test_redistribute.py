@@ -34,7 +34,7 @@ def test_nothing_is_sent_within_one_layout(comm: Any, grids: list[Any]) -> None:
 def test_the_memory_limit_is_kept_down_to_one_element(comm: Any, grids: list[Any]) -> None:
     X = DistMatrix.random((30, 20), grid=grids[0], block=4)
     assert not X.shared or X.redistribute(grid=grids[-1], block=3, memory_limit=0).report.extra_bytes == 0
-    X = X.copy()  # a copy that others cannot read
+    X = X.copy()  # not in shared memory: other ranks cannot read it
     for limit in (10**6, 2000, 64, 32):
         Y = X.redistribute(grid=grids[-1], block=3, memory_limit=limit)
         assert Y.report.extra_bytes <= limit
@@ -77,7 +77,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any) -> None:
 
 @pytest.mark.mpi
 def test_overflow_is_infinity_on_all_ranks(comm: Any, grids: list[Any]) -> None:
-    """A warning that is an error, on one rank, in the middle of an exchange."""
+    """Overflow on one rank is no error in an exchange, even if warnings and floating-point errors raise."""
     X = DistMatrix.from_function(lambda i, j: np.where((i == 0) & (j == 0), 1e6, 1.0), (20, 20), grid=grids[0])
     with warnings.catch_warnings(), np.errstate(all="raise"):
         warnings.simplefilter("error")
@@ -172,7 +172,7 @@ def test_blocks_are_copied_where_they_belong(
 
 
 def test_many_runs_are_one_entry_and_no_objects() -> None:
-    """Blocks of 1 to one block each: the runs become a few arrays, of 8 bytes a run, not lists."""
+    """From blocks of 1 to one block: runs are stored in a few arrays of 8 bytes per run, not as Python objects."""
     runs = 100_000
     one, whole = BlockCyclic(2 * runs, 1, 2), BlockCyclic.even(2 * runs, 1)
     ((_, index_map),) = index_maps(one, whole, 1)

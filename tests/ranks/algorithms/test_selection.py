@@ -1,4 +1,4 @@
-"""Rows and columns selected by lists, steps and masks, and elements assigned, against NumPy on the whole matrix."""
+"""Rows and columns selected by lists, steps and masks, and assigned elements, compared with NumPy's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS: list[Any] = [
     slice(None, None, 2),
     slice(None, None, -1),
     [5, 0, 5, -1, 3],
-    (slice(None), [0, 2, 1, 3]),  # last - first = length - 1, as for consecutive indices
+    (slice(None), [0, 2, 1, 3]),  # not consecutive, but last - first = length - 1
     ROWS % 3 == 0,
     ROWS < 0,
     range(0, M, 4),
@@ -34,7 +34,7 @@ KEYS: list[Any] = [
 
 
 def layouts(comm: Any, whole: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield matrices in shared memory and not, cyclic and even, transposed, conjugated, and on a single rank."""
+    """Yield (matrix, array): in shared or private memory, cyclic or even, transposed, conjugated, or on one rank."""
     with ProcessGrid(comm) as grid, ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as one:
         yield DistMatrix.from_global(whole, grid=grid, block=(3, 2)), whole
         yield DistMatrix.from_global(whole, grid=grid).copy(), whole
@@ -53,7 +53,7 @@ def test_rows_and_columns_are_selected_by_one_counted_exchange(comm: Any) -> Non
             if expected.ndim == 2:
                 assert found.report.counted == found.report.predicted
                 assert sum(comm.allgather(found.report.counted.words_received)) == moved(A, found, key)
-                A.local[...] if A.conjugated else A.local.fill(0)  # a copy, not a view
+                A.local[...] if A.conjugated else A.local.fill(0)  # the selection is a copy: A may change
                 found, whole_again = found.allgather(), A
                 if not A.conjugated:
                     whole_again[...] = x
@@ -61,7 +61,7 @@ def test_rows_and_columns_are_selected_by_one_counted_exchange(comm: Any) -> Non
 
 
 def moved(A: Any, found: Any, key: Any) -> int:
-    """Return the number of elements of the result that are on another rank in A."""
+    """Return the number of selected elements that are on another rank in A than in the result."""
     rows, cols = np.meshgrid(*(np.arange(n) for n in A.shape), indexing="ij")
     rows, cols = rows[key], cols[key]
     i, j = A.distribution.owner(rows, cols)
@@ -89,7 +89,7 @@ def test_elements_are_set_to_numbers_arrays_and_matrices(comm: Any) -> None:
             B[key] = DistMatrix.from_global(thin, grid=A.grid, block=2)
             y[key] = matrix
             assert np.array_equal(B.allgather(), y), key
-        B[[1, 0, 3, 2]] = B[0:4]  # read and written at once
+        B[[1, 0, 3, 2]] = B[0:4]  # overlapping source and target
         y[[1, 0, 3, 2]] = y[0:4].copy()
         B[1] += 1
         B[:, 0] *= 2

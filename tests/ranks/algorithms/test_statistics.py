@@ -1,4 +1,4 @@
-"""Sorted elements, percentiles, histograms, cumulative sums and reductions without NaN, against NumPy."""
+"""Sorted elements, percentiles, histograms, cumulative sums and reductions without NaN, compared with NumPy's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(dtype: str) -> np.ndarray:
 
 
 def agrees(comm: Any, found: Any, expected: Any, rtol: float = 0.0) -> None:
-    """Shape, type and elements equal NumPy's, on every rank; words are as planned."""
+    """Check that shape, type and elements equal NumPy's on every rank, and that words are as planned."""
     if hasattr(found, "allgather"):
         assert found.report.counted == found.report.predicted
         found = found.allgather()
@@ -76,7 +76,7 @@ def test_percentiles(comm: Any, dtype: str) -> None:
 
 
 def test_percentiles_are_exact(comm: Any, grid: Any) -> None:
-    """Numbers that differ in the last bit, and the smallest ones."""
+    """Percentiles are exact for numbers that differ in the last bit, and for the smallest and largest numbers."""
     x = np.array([0.0, 5e-324, -5e-324, 1.0, np.nextafter(1, 2), np.nextafter(1, 0), -1e308, 1e308, -2.0, 2.0, 3.0])
     A = DistMatrix.from_global(x.reshape(11, 1), grid=grid, block=1)
     assert [np.quantile(A, k / 10) for k in range(11)] == np.sort(x).tolist()
@@ -98,7 +98,8 @@ def test_reductions_without_nan(comm: Any, dtype: str) -> None:
         whole[2, 3] = whole[7, 1] = np.nan
         whole[:, 5] = np.nan
     names = ["nansum", "nanmean", "nanvar", "nanstd"]
-    names += ["nanmin", "nanmax", "nanprod"] * (dtype != "complex64")  # these have no order; and a product overflows
+    # complex numbers have no order, and their product overflows
+    names += ["nanmin", "nanmax", "nanprod"] * (dtype != "complex64")
     for A in layouts(comm, whole):
         for name in names:
             for axis in AXES:

@@ -1,4 +1,4 @@
-"""Products as users call them: operators, callbacks, operands that are not read, memory, and bad input."""
+"""SUMMA as users call it: operators, callbacks, operands that are not read, memory, and bad input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mpi
 
 @every_grid
 def test_ranks_without_columns_know_the_memory_order_of_panels(comm: Any) -> None:
-    """k = 2 in Fortran order: on wide grids some ranks have no column of A, whose array does not show the order."""
+    """With k = 2, some ranks have no column of A: their empty local array does not show its memory order."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         for orders in ("FFC", "FCC", "CFF"):
             check(grid, (6, 7, 2), "summa", grid.shape, 1, block=2, orders=orders)
@@ -71,13 +71,13 @@ def test_progress_counts_the_panels(comm: Any, grid: Any) -> None:
 
 @pytest.mark.on_ranks(1, 2)
 def test_no_needless_buffers(comm: Any) -> None:
-    """A matrix that is not sent has no buffer; on one rank there is none at all."""
+    """A matrix that is not sent needs no buffer; one rank needs no buffer at all."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
-        for k in (12, 2000):  # thin panels are multiplied at once, wide ones one by one
+        for k in (12, 2000):  # one panel, or many
             A, B = (DistMatrix.random(x, grid=grid, seed=1) for x in ((12, k), (k, 12)))
-            bytes_of_a = (comm.size > 1) * 8 * 12  # per inner index: B is not sent
+            bytes_of_a = (comm.size > 1) * 8 * 12  # buffer per inner index; B is not sent
             report = pdgemm(1, A, B, algorithm="summa", shape=grid.shape).report
-            assert report.extra_bytes == (k == 12) * bytes_of_a * k  # only A's panels, as one
+            assert report.extra_bytes == (k == 12) * bytes_of_a * k  # one buffer, of the whole A
             report = pdgemm(1, A, B, algorithm="summa", shape=grid.shape, mover="ibcast").report
             assert report.extra_bytes == bytes_of_a * (k if k == 12 else 2 * report.panel_width)
 
@@ -151,14 +151,14 @@ def test_a_callback_that_raises_harms_nobody(comm: Any, grid: Any, tree_mover: N
             assert np.allclose(C.allgather(), expected)
         on_one = boom if comm.rank == 0 else None
         C = DistMatrix.zeros((40, 40), grid=grid, block=3)
-        with pytest.raises(KeyError):  # on all ranks
+        with pytest.raises(KeyError):  # all ranks raise
             pdgemm(1, A, A, 0, C, panel_width=4, lookahead=3, mover=mover, progress=on_one)
         assert np.allclose(C.allgather(), expected)
 
 
 @square_grid
 def test_a_callback_that_is_interrupted_leaves_no_messages(comm: Any) -> None:
-    """On all ranks, although panels are still to be forwarded: the next product must not receive them."""
+    """After KeyboardInterrupt on all ranks, while panels are in flight, the next product receives none of these."""
 
     def interrupted(done: int, total: int) -> None:
         if done > 0.3 * total:

@@ -18,7 +18,7 @@ from pdgemm import DistMatrix, ProcessGrid, pdgemm
 pytestmark = pytest.mark.mpi
 
 Matrices = dict[str, Any]
-# operands A, B and C of the products of two layers and of their gradients, the collective, and its matrix
+# products of two layers and their gradients: (A, B, C), the collective, and the matrix that it moves
 PRODUCTS: dict[str, tuple[Callable[..., tuple[Any, Any, Any]], str, str]] = {
     "Y = X W1": (lambda X, W1, Y, W2, Z: (X, W1, Y), "allgather", "X"),
     "Z = Y W2": (lambda X, W1, Y, W2, Z: (Y, W2, Z), "reduce_scatter", "Z"),
@@ -43,7 +43,7 @@ def lines(comm: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def layers(lines: tuple[Any, Any], sizes: tuple[int, int, int], block: int | None = None, **options: Any) -> Matrices:
-    """Return X, W1, Y, W2 and Z of two layers: X, W2 and Z by rows, W1 and Y by columns."""
+    """Return X, W1, Y, W2 and Z of two layers; X, W2 and Z are divided by rows, W1 and Y by columns."""
     (by_rows, by_columns), (tokens, inputs, hidden) = lines, sizes
     shapes = {
         "X": (tokens, inputs, by_rows), "W1": (inputs, hidden, by_columns), "Y": (tokens, hidden, by_columns),
@@ -69,7 +69,7 @@ def check(comm: Any, name: str, matrices: Matrices, beta: float, **options: Any)
     assert report.collective == (collective if comm.size > 1 else ""), str(report)
     words = elements - own if collective == "allgather" else (comm.size - 1) * own
     assert report.counted.words_received == words, f"{name}: {report}"
-    assert comm.allreduce(words) == (comm.size - 1) * elements  # (P - 1)/P of the matrix for each rank, on average
+    assert comm.allreduce(words) == (comm.size - 1) * elements  # on average (P - 1)/P of the matrix per rank
     return report
 
 

@@ -20,7 +20,7 @@ TYPES = ("d", "F", "f", "D")
 
 @pytest.fixture(autouse=True)
 def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let bands, leaves and one rank's matrices be small; from order 33 on, there are two stages."""
+    """Set small limits: small matrices are divided among ranks, in small bands and leaves; two stages from order 33."""
     small = {"division.SMALL": 6, "eigh.LARGE": 33, "eigh.LARGE_FOR_PART": 20, "eigh.LARGE_FOR_VALUES": 20}
     small |= {"tridiagonal_form.BAND": 8, "tridiagonal.LEAF": 12, "tridiagonal_form.REST": 9}
     for name, value in small.items():
@@ -35,7 +35,7 @@ def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def kinds(n: int, dtype: str) -> dict[str, np.ndarray]:
-    """Return the matrices of LAPACK's dchkst, and some that are known to be hard."""
+    """Return the test matrices of LAPACK's dchkst, and other difficult matrices."""
     signs, real = np.where(np.arange(n) % 2, -1.0, 1.0), np.finfo(dtype)
     even, eps = np.linspace(1, real.eps, n), float(real.eps)
     geometric, cluster = np.logspace(0, np.log10(eps), n), np.r_[1.0, np.full(n - 1, eps)]
@@ -57,7 +57,7 @@ def kinds(n: int, dtype: str) -> dict[str, np.ndarray]:
 
 
 def check(a: np.ndarray, w: np.ndarray, V: Any, part: slice = slice(None)) -> None:
-    """|A V - V D|_1 and |V^H V - I| within c n eps; w equals LAPACK's, in order and the same on every rank."""
+    """Check |A V - V D|_1 and |V^H V - I| <= c n eps; w equals LAPACK's, is sorted, and equal on every rank."""
     v, n = V.allgather(), len(a)
     assert v.dtype == a.dtype and w.dtype == np.finfo(a.dtype).dtype and v.shape == (n, len(w))
     assert len(set(V.grid.comm.allgather(w.tobytes()))) == 1 and (np.diff(w) >= 0).all()
@@ -98,7 +98,7 @@ def test_all_pairs(comm: Any, dtype: str, stages: int, monkeypatch: pytest.Monke
 
 @every_grid
 def test_orders(comm: Any) -> None:
-    """From the largest matrix that LAPACK solves on one rank, over orders of one panel and one leaf, to several."""
+    """Orders that LAPACK solves on one rank, orders of one panel or leaf, and larger orders."""
     for number, n in enumerate((0, 1, 6, 7, 9, 13, 25, 50)):
         shapes, dtype = grid_shapes(comm.size), TYPES[number % 4]
         a = rng_matrix(n, n, dtype)
@@ -115,7 +115,7 @@ def test_orders(comm: Any) -> None:
 
 @pytest.mark.on_ranks(1, 2)
 def test_subsets(comm: Any) -> None:
-    """By index and by value, like SciPy's: with vectors, only values, none, and all."""
+    """Subsets by index and by value, as in SciPy: some, none or all pairs, and values only."""
     for number, shape in enumerate(grid_shapes(comm.size)):
         dtype, n = TYPES[number + comm.size], 45
         a = with_values(np.r_[np.linspace(-3, -1, 15), np.linspace(0.5, 4, 30)], dtype)
@@ -135,14 +135,14 @@ def test_subsets(comm: Any) -> None:
                 assert np.allclose(values, exact, atol=1e-4 if np.finfo(dtype).bits == 32 else 1e-12)
             w, V = linalg.eigh(A, k=14)
             check(a, w, V, slice(n - 14, n))
-    with ProcessGrid(comm) as grid:  # an interval is open at its lower end, and closed at its upper one
+    with ProcessGrid(comm) as grid:  # intervals are open below and closed above
         A = DistMatrix.from_global(np.diag(np.arange(1.0, 21.0)), grid=grid, block=3)
         assert linalg.eigvalsh(A, subset_by_value=(3, 7)).tolist() == [4, 5, 6, 7]
         assert linalg.eigh(A, subset_by_value=(3, 7))[1].shape == (20, 4)
 
 
 def beside_the_cut(n: int) -> dict[str, np.ndarray]:
-    """Return spectra in which value k equals the next ones, in all digits or in most of them."""
+    """Return spectra in which eigenvalue k agrees with the next ones in all or most digits."""
     rising = np.linspace(0, 1, n)
     return {
         "equal": np.r_[rising[22:], np.full(20, 8), 9, 10], "near": np.r_[rising[:-30], 1 - 1e-9 * np.arange(30)],
@@ -156,9 +156,9 @@ def beside_the_cut(n: int) -> dict[str, np.ndarray]:
 def test_eigenvalues_equal_to_omitted_ones(
     comm: Any, n: int, steps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """k values and vectors, whether block Lanczos finds them or not: then the whole matrix is solved.
+    """k values and vectors are right even if block Lanczos does not find them: then the whole matrix is solved.
 
-    In one spectrum of order 120 it misses one of them in 300 steps.
+    In one spectrum of order 120 block Lanczos misses one of them in 300 steps.
     """
     spectra = beside_the_cut(n)
     if steps:
@@ -184,7 +184,7 @@ def test_eigenvalues_equal_to_omitted_ones(
 
 @pytest.mark.on_ranks(4)
 def test_ranks_without_a_position(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks outside the grid get the eigenvalues, no elements and no work: by one stage, two, and without vectors."""
+    """Ranks outside the grid get the eigenvalues, but no elements and no work: in one or two stages, also without V."""
     a = rng_matrix(40, 40, "F")
     a = a + a.conj().T
     with ProcessGrid(comm, (1, 3), ranks=[3, 0, 2]) as grid:
@@ -199,7 +199,7 @@ def test_ranks_without_a_position(comm: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_diagonal_is_real(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imaginary parts on the diagonal are not read, as in LAPACK's ?heev: by each method, of one matrix and of two."""
+    """Imaginary parts on the diagonal are not read, as in LAPACK's ?heev, by any method, for A and for (A, B)."""
     a, b = rng_matrix(40, 40, "D"), positive_definite(40, "complex128")
     a = a + a.conj().T
     a1, b1 = (x + np.diag(1j * np.arange(1.0, 41)) for x in (a, b))
@@ -217,7 +217,7 @@ def test_the_diagonal_is_real(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("kind", [1, 2, 3])
 def test_two_matrices(comm: Any, kind: Any) -> None:
-    """A v = w B v, A B v = w v and B A v = w v, with vectors of length one in the norm of B, or of its inverse."""
+    """A v = w B v, A B v = w v and B A v = w v; vectors have length 1 in the norm of B, or of its inverse."""
     for number, shape in list(enumerate(grid_shapes(comm.size)))[kind % 2 :][:1]:
         dtype, n, lower = TYPES[kind], 33, number % 2 == 0
         a, b = rng_matrix(n, n, dtype), positive_definite(n, dtype)
@@ -245,7 +245,7 @@ def test_two_matrices(comm: Any, kind: Any) -> None:
 
 
 def test_plans(comm: Any) -> None:
-    """A program has the words, messages and flops of a run without deflation."""
+    """A plan has the words, messages and flops of a run without deflation."""
     n = 40
     a = with_values(np.linspace(-1, 2, n), "d")
     for shape in grid_shapes(comm.size):
@@ -292,7 +292,7 @@ def test_bad_arguments(comm: Any) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_inertia(comm: Any, dtype: str) -> None:
-    """The signs are known by Sylvester's law, and the same on all ranks; zeros are values within rounding errors."""
+    """Counts of negative, zero and positive eigenvalues are right, and equal on all ranks."""
     n, signs = 40, np.repeat([-1, 0, 1], [14, 5, 21])
     known = with_values(signs * np.linspace(1, 2, n), dtype)
     cases = [(known, (14, 5, 21)), (-np.eye(n), (n, 0, 0)), (np.zeros((5, 5)), (0, 5, 0)), (np.eye(0), (0, 0, 0))]

@@ -1,4 +1,4 @@
-"""Polar factors, signs, roots, singular values and eigenvalues against NumPy and SciPy on the whole matrix."""
+"""Polar factors, signs, roots, singular values and eigenvalues, compared with those of NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mpi
 
 
 def orthogonality(Q: np.ndarray) -> float:
-    """|Q^H Q - I|_F / (eps sqrt(n))."""
+    """Return |Q^H Q - I|_F / (eps sqrt(n))."""
     n = Q.shape[1]
     return float(np.linalg.norm(wide(Q).conj().T @ wide(Q) - np.eye(n)) / (eps_of(Q) * np.sqrt(max(n, 1))))
 
@@ -58,7 +58,7 @@ SINGULAR_VALUES = [
 
 
 def check_polar(A: Any, x: np.ndarray) -> None:
-    """|U^H U - I| <= 10 eps sqrt(n), |A - U H|_F <= 100 eps |A|_F: the weights of QDWH are at most 100."""
+    """Check |U^H U - I| <= 10 eps sqrt(n) and |A - U H|_F <= 100 eps |A|_F: the weights of QDWH are at most 100."""
     U, H = linalg.polar(A)
     u, h = wide(U.allgather()), wide(H.allgather())
     assert orthogonality((u if x.shape[0] >= x.shape[1] else u.conj().T).astype(x.dtype)) <= 10
@@ -124,7 +124,7 @@ def test_no_sign_and_no_square_root(comm: Any) -> None:
 
 
 def check_eigh(A: Any, x: np.ndarray, k: int | None = None, **options: Any) -> Any:
-    """Residuals <= 10 n eps |A|_F for all and the tolerance for some; eigenvalues as LAPACK's to n eps |A|."""
+    """Check residuals <= 10 n eps |A|_F (of k pairs: the tolerance), and eigenvalues equal to LAPACK's to n eps |A|."""
     w, V = linalg.eigh(A, k=k, **options)
     v, n, size, full = wide(V.allgather()), len(x), np.linalg.norm(x) or 1, wide(x)
     tolerance = 2e-5 if eps_of(x) > 1e-10 else 2e-10
@@ -141,7 +141,7 @@ def test_eigh(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = rng_matrix(26, 26, dtype)
     h = x + x.conj().T
     with laid_out(comm, h[:23, :23]) as A:
-        check_eigh(A, h[:23, :23])  # solved on one rank
+        check_eigh(A, h[:23, :23])  # small: solved on one rank
         check_eigh(np.tril(A), h[:23, :23])  # the other triangle is not read
         check_eigh(np.triu(A), h[:23, :23], lower=False)
     monkeypatch.setattr(modules["pdgemm.linalg.eigen.division"], "SMALL", 20)

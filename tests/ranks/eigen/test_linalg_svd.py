@@ -1,4 +1,4 @@
-"""Singular values and vectors: bounds of the largest hold and are tight, or all ranks warn; and all of them."""
+"""Singular values and vectors: the k largest, with bounds that hold and are tight, or warnings; or all."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pdgemm.linalg.singular.singular_values import through_band
 from pdgemm.linalg.work import Work
 
 pytestmark = pytest.mark.mpi
-SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # rows, columns, k; the last one has all values
+SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # m, n, k; in the last, k + oversampling is m
 
 
 def spectra(p: int, k: int) -> dict[str, np.ndarray]:
-    """Return singular values of all kinds, p of them."""
+    """Return spectra of p singular values by name."""
     i = np.arange(p)
     return {
         "flat": np.linspace(1, 0.3, p),
@@ -44,7 +44,7 @@ def spectra(p: int, k: int) -> dict[str, np.ndarray]:
 @pytest.mark.on_ranks(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
-    """Against LAPACK in double precision, for twelve and more kinds of spectra; sizes and grids alternate."""
+    """Errors, from LAPACK in double precision, are within the bounds, and bounds are tight, for all spectra."""
     shapes = grid_shapes(comm.size)
     for turn in range(0 if everything() else DTYPES.index(dtype) % 2, 14, 1 if everything() else 2):
         size = (turn + DTYPES.index(dtype)) % len(SIZES)
@@ -62,7 +62,7 @@ def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
         error = np.abs(s.astype(float) - exact[:k]).max() / first
         assert len(set(comm.allgather(s.tobytes()))) == 1
         assert error <= facts["bound"], (name, dtype, error, facts)
-        near = max(10 * error, (100 + 10 * np.sqrt(max(m, n))) * unit)  # the steps end at 100 eps; rounding errors
+        near = max(10 * error, (100 + 10 * np.sqrt(max(m, n))) * unit)  # tolerance 100 eps; rounding errors
         assert warned or facts["bound"] <= near, (name, dtype, error, facts)
         assert np.linalg.norm(wide(x) @ v - u * s) <= 100 * unit * first
         assert np.linalg.norm(wide(x).conj().T @ u - v * s, axis=0).max() <= (facts["residual"] + 100 * unit) * first
@@ -74,12 +74,12 @@ def test_bounds_hold_and_are_near(comm: Any, dtype: str) -> None:
 
 
 def test_fewer_steps_have_larger_bounds_that_hold(comm: Any) -> None:
-    """After any number of steps the bound holds, and all ranks are warned; with a tolerance fewer steps are done."""
+    """The bound holds after any number of steps, and all ranks warn; a tolerance needs fewer steps."""
     with ProcessGrid(comm) as grid:
         for name in ("flat", "a cluster over k", "nearly flat")[: 3 if everything() else 1]:
             x = with_singular_values(70, 64, spectra(64, 2)[name], "float64")
             A, exact = DistMatrix.from_global(x, grid=grid, block=9), np.linalg.svd(x, compute_uv=False)[:2]
-            ends = (1, -(2**63)), (2, -1), (3, 2**63 - 1), (5, 2**64 - 1)  # of the range of seeds
+            ends = (1, -(2**63)), (2, -1), (3, 2**63 - 1), (5, 2**64 - 1)  # first and last seeds
             for steps, seed in ends[:: 1 if everything() else 3]:
                 with warnings.catch_warnings(record=True) as warned:
                     warnings.simplefilter("always")
@@ -101,7 +101,7 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm: Any) -> None:
             warnings.simplefilter("error" if comm.rank == comm.size - 1 else "ignore")  # on one rank only
             with pytest.raises(scipy.linalg.LinAlgWarning, match="svd of 70 x 64"):
                 linalg.svd(A, 2, oversample=4, steps=1)
-        assert np.isfinite(A.norm())  # no rank is ahead of another
+        assert np.isfinite(A.norm())  # the ranks can still communicate
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             linalg.svd(A, 2, oversample=4, steps=1)
@@ -109,7 +109,7 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm: Any) -> None:
 
 
 def test_plans_of_the_largest_values(comm: Any) -> None:
-    """The elements determine the number of steps; words, messages and flops follow from it, restarts included."""
+    """Given the number of steps, words, messages and flops are as planned, restarts included."""
     cases = [(70, 64, 2, False, 0), (60, 90, 1, True, 1), (20, 33, 3, False, 0)]
     for m, n, k, transposed, at in cases:
         with ProcessGrid(comm, (grid_shapes(comm.size) * 2)[at]) as grid, warnings.catch_warnings():
@@ -118,14 +118,14 @@ def test_plans_of_the_largest_values(comm: Any) -> None:
             A = DistMatrix.from_global(x.T if transposed else x, grid=grid, block=8)
             A = A.T if transposed else A
             report: Any = linalg.svd(A, k, oversample=4, steps=6)[0].report
-            assert report.steps == 6 * (6 * (k + 4) < min(m, n))  # a step that restarts
+            assert report.steps == 6 * (6 * (k + 4) < min(m, n))  # including a restart
             plan = linalg.plan(linalg.svd, A, k=k, oversample=4, iterations=report.steps or 1)
             assert report.counted == report.predicted == plan.traffic(comm.rank), str(report)
             assert plan.flops == report.flops
 
 
 def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a square matrix with these singular values, up to rounding, and random vectors."""
+    """Return a square matrix with these singular values, up to rounding, and random singular vectors."""
     n = len(values)
     return with_singular_values(n, n, values, dtype) @ np.linalg.qr(rng_matrix(n, n, dtype))[0]
 
@@ -138,7 +138,7 @@ def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
     ],
 )
 def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """|A - U S V^H|, |U^H U - I| and |V^H V - I| within c n eps; square, tall, wide, singular; full matrices, too.
+    """|A - U S V^H|, |U^H U - I| and |V^H V - I| <= c n eps for square, tall, wide and singular A, also full_matrices.
 
     On several ranks each type has a third of the matrices.
     """
@@ -156,7 +156,7 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
         (m, n), shapes = a.shape, grid_shapes(comm.size)
         with ProcessGrid(comm, shapes[number % len(shapes)]) as grid:
             A = DistMatrix.from_global(a, grid=grid, block=[(4, 3), None, 5][number % 3])
-            # the factors of a square matrix have one shape: either one, in turn
+            # for a square matrix `full_matrices` does not matter: True or False in turn
             for full in (False, True) if m != n or everything() else (number % 2 == 0,):
                 U, s, Vh = linalg.svd(A, full_matrices=full)
                 report: Any = U.report

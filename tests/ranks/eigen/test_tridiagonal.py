@@ -35,12 +35,12 @@ def gaussian(n: int) -> Tridiagonal:
 
 
 def wilkinson(n: int) -> Tridiagonal:
-    """W_n^+, whose large eigenvalues come in pairs that agree to almost all digits."""
+    """Return W_n^+, whose large eigenvalues are pairs that agree to almost all digits."""
     return np.abs(np.arange(n) - (n - 1) / 2), np.ones(n - 1)
 
 
 def glued(n: int) -> Tridiagonal:
-    """Copies of W_21^+ with small elements between them: clusters of eigenvalues."""
+    """Return copies of W_21^+, coupled by small elements: clusters of eigenvalues."""
     return np.tile(wilkinson(21)[0], -(-n // 21))[:n], np.where(np.arange(1, n) % 21, 1, 1e-8)
 
 
@@ -50,7 +50,7 @@ def graded(n: int) -> Tridiagonal:
 
 
 def split(n: int) -> Tridiagonal:
-    """Return a matrix with zero or negligible elements at joins of halves, if n is a multiple of 4, and elsewhere."""
+    """Return a matrix with zero or negligible off-diagonal elements where it is divided in halves, and elsewhere."""
     d, e = gaussian(n)
     e[n // 2 - 1], e[n // 4 - 1], e[n // 3] = 1e-17, 0, 0
     return d, e
@@ -68,7 +68,7 @@ KINDS: dict[str, Callable[[int], Tridiagonal]] = {
 
 
 def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -> None:
-    """Residuals, orthogonality and eigenvalues within c n eps |T|, as in LAPACK's tests dstt21 and of dsterf."""
+    """Check residuals, orthogonality and eigenvalues to c n eps |T|, as LAPACK's dstt21 and the tests of dsterf."""
     d, e = (x.astype(float) for x in pair)
     n, X, dtype = len(d), V.allgather(), V.dtype
     assert X.shape == (n, len(w)) and w.dtype == dtype == pair[0].dtype
@@ -85,7 +85,7 @@ def check(pair: Tridiagonal, w: np.ndarray, V: Any, part: slice = slice(None)) -
 
 
 def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) -> tuple[np.ndarray, Any, Any]:
-    """Return eigenvalues, vectors, and the report of the work."""
+    """Return eigenvalues, vectors, and the report; check that counts are as predicted."""
     work, like = Work("tridiagonal"), DistMatrix.zeros((3, 5), grid=grid, dtype=dtype)
     before = [x.copy() for x in pair]
     w, V = tridiagonal_eigh(work, *pair, like, wanted)
@@ -97,7 +97,7 @@ def solve(pair: Tridiagonal, grid: Any, dtype: Any = "d", wanted: Any = None) ->
 
 @pytest.fixture(autouse=True)
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three levels of merges at order 50."""
+    """Use leaves of order 8: three levels of merges at order 50."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal.LEAF", 8)
 
 
@@ -113,7 +113,7 @@ def test_kinds_of_matrices(comm: Any, kind: Any) -> None:
 
 @every_grid
 def test_orders(comm: Any) -> None:
-    """Orders about those of leaves, and orders for which some ranks or leaves are empty."""
+    """Orders around that of a leaf, and orders for which some ranks or leaves are empty."""
     orders, shapes = (0, 1, 2, 3, 7, 8, 9, 16, 17, 18, 25), grid_shapes(comm.size)
     for at, shape in enumerate(shapes):
         with ProcessGrid(comm, shape) as grid:
@@ -151,7 +151,7 @@ def test_parts_of_the_vectors(comm: Any) -> None:
 
 
 def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
-    """No product where the halves are decoupled, and smaller ones where eigenvalues are close to each other."""
+    """If halves are decoupled, there is no product; if eigenvalues are close to each other, products are smaller."""
 
     with ProcessGrid(comm) as grid:
         of = {kind: solve(made(64), grid)[2] for kind, made in KINDS.items()}
@@ -164,7 +164,7 @@ def test_deflated_columns_are_not_multiplied(comm: Any) -> None:
 
 @every_grid
 def test_plans(comm: Any) -> None:
-    """Words, messages and flops are as planned where no eigenvalue is deflated."""
+    """Words, messages and flops are as planned if no eigenvalue is deflated."""
     pair = gaussian(50)
     for shape, wanted in ((grid_shapes(comm.size)[0], None), (grid_shapes(comm.size)[-1], lambda w: slice(0, 20))):
         with ProcessGrid(comm, shape) as grid:

@@ -1,4 +1,4 @@
-"""Reductions to tridiagonal form, directly and through a band: errors, any layouts, words, equal on all ranks."""
+"""Reductions to tridiagonal form, directly and through a band: errors, layouts, words, equal T on all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUTS = [16, 64, None, (24, 40)]
 
 @pytest.fixture(autouse=True)
 def reduced_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By two stages with several panels, and several tasks in a sweep."""
+    """Set small limits, so that small matrices have several panels, and several tasks in a sweep of the band."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.REST", 0)
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BAND", 8)
 
@@ -35,7 +35,7 @@ def hermitian(n: int, dtype: str) -> np.ndarray:
 
 
 def uncoupled(n: int, dtype: str) -> np.ndarray:
-    """Return columns with elements near 1 on the diagonal, and a norm below it whose reciprocal overflows."""
+    """Return a matrix with 1 on the first diagonal elements, and tiny norms below, whose reciprocals overflow."""
     x, few = hermitian(n, dtype), np.arange(n) < 5
     x[few[:, None] | few] *= float(np.finfo(dtype).tiny) / 256
     x[few, few] = 1
@@ -47,10 +47,10 @@ def scaled(n: int, dtype: str, scales: Any) -> np.ndarray:
 
 
 MATRICES: dict[str, Any] = {
-    # columns of rounding errors after three reflections: ranks that round differently would disagree on v
+    # after three reflections only rounding errors remain: v must be equal on all ranks nevertheless
     "low rank": lambda n, t: rng_matrix(n, 3, t) @ rng_matrix(n, 3, t).conj().T,
     "diagonal": lambda n, t: np.diag(np.arange(n)).astype(t), "zero": lambda n, t: np.zeros((n, n), t),
-    # squares that underflow, and norms whose reciprocals overflow; squares that overflow
+    # tiny: squares underflow, reciprocals of norms overflow; huge: squares overflow
     "tiny": lambda n, t: scaled(n, t, np.finfo(t).tiny),
     "huge": lambda n, t: scaled(n, t, float(np.finfo(t).max) ** 0.75),
     "graded": lambda n, t: scaled(n, t, np.sqrt(np.outer(np.logspace(0, -12, n), np.logspace(0, -12, n)))),
@@ -61,7 +61,7 @@ MATRICES: dict[str, Any] = {
 def checked(
     given: np.ndarray, comm: Any, shape: Any, block: Any, order: Any, stages: Any = OneStage, mover: str = ""
 ) -> None:
-    """|A - Q T Q^H| and |Q^H Q - I| in units of n eps, eigenvalues, and the words of the report."""
+    """Check |A - Q T Q^H| and |Q^H Q - I| in units of n eps, eigenvalues, and counted words."""
     n, dtype = len(given), given.dtype
     lower = np.where(np.tri(n, dtype=bool), given, np.nan).astype(dtype)  # only this triangle is read
     with ProcessGrid(comm, shape) as grid:
@@ -104,7 +104,7 @@ def test_reduction(comm: Any, n: int, dtype: str, block: Any, order: str, way: s
 
 @every_grid
 def test_many_blocks(comm: Any, monkeypatch: Any) -> None:
-    """Blocks of 8 and panels of 3: many residue classes, panels that end inside blocks and with them, ragged ends."""
+    """Blocks of 8 and panels of 3: panels end inside blocks or with them, and the last block is ragged."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BLOCK", 8)
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.WIDTH", 3)
     for n, dtype in ((61, "float64"), (56, "complex128")):
@@ -130,7 +130,7 @@ def test_any_elements(comm: Any, kind: str, dtype: str) -> None:
 @every_grid
 @pytest.mark.parametrize(("rest", "left"), [(0, 0), (50, 22), (150, 150)])
 def test_plan(comm: Any, rest: int, left: int, monkeypatch: Any) -> None:
-    """A planned program has the words of the run, and its simulation has its messages."""
+    """The plan has the words and flops of the run, and its simulation has the messages of the run."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.REST", rest)
 
     for shape in grid_shapes(comm.size):
@@ -149,7 +149,7 @@ def test_plan(comm: Any, rest: int, left: int, monkeypatch: Any) -> None:
             assert run.words_received == counted.words_received - counted.words_read
             assert plan.flops == report.flops and 0 <= 4 * 150**3 // 3 - plan.flops <= 1
             last = next((x for x in plan.schedules if isinstance(x, LastPartSchedule)), None)
-            if last is not None:  # LAPACK's part on one rank is planned, and its workspace
+            if last is not None:  # the part of LAPACK on one rank, with its workspace
                 assert last.n == left and last.flops == 4 * left**3 // 3 and last.extra_bytes(None) == 8 * 64 * left
                 assert sum(last.extra_bytes(rank) > 0 for rank in range(comm.size)) == 1
                 assert report.as_predicted and plan.seconds > 0

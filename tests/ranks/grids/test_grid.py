@@ -46,7 +46,7 @@ def test_every_grid_has_its_rows_columns_and_layers(comm: Any) -> None:
                 assert grid.row.periods == grid.col.periods == [True]
                 assert grid.depth.periods == [False]
                 assert grid.node.size >= 1
-                assert MPI.Comm.Compare(grid.comm, comm) == MPI.CONGRUENT  # separate from messages of the caller
+                assert MPI.Comm.Compare(grid.comm, comm) == MPI.CONGRUENT  # messages cannot match the caller's
 
 
 def test_grids_of_one_communicator_share_its_duplicate_until_the_last_is_freed(comm: Any) -> None:
@@ -54,13 +54,13 @@ def test_grids_of_one_communicator_share_its_duplicate_until_the_last_is_freed(c
     one, two = ProcessGrid(part), ProcessGrid(part, (part.size, 1))
     assert one.comm is two.comm
     A, B = DistMatrix.eye(6, grid=one), DistMatrix.eye(6, grid=two) * 2
-    if comm.size > 1:  # mixed-up matrices are reported, although they are on different grids
+    if comm.size > 1:  # mixed-up matrices on different grids are an error
         with pytest.raises(ArgumentError, match="different arguments"):
             pdgemm(1, B, A) if comm.rank == 0 else pdgemm(1, A, B)
     one.free()
     assert one.comm == one.T.comm == MPI.COMM_NULL
     assert (B @ B.T).norm("max") == 4
-    part.Free()  # the user's communicator, before the last grid
+    part.Free()  # the user frees the communicator before the last grid
     two.free()
     with ProcessGrid(comm) as again:
         assert again.comm != MPI.COMM_NULL
@@ -70,7 +70,7 @@ def test_a_rank_that_left_a_grid_by_an_exception_joins_the_next_grid(comm: Any) 
     part = comm.Dup()
     with suppress(ZeroDivisionError), ProcessGrid(part) as left:
         1 // comm.rank
-    assert bool(left.comm) == (comm.rank == 0)  # freeing it is collective
+    assert bool(left.comm) == (comm.rank == 0)  # freeing is collective: not freed on rank 0 alone
     with ProcessGrid(part) as grid:
         assert DistMatrix.eye(4, grid=grid).norm("max") == 1
     part.Free()
@@ -106,8 +106,8 @@ def test_listed_ranks_idle_ranks_and_transposed_grids(comm: Any) -> None:
 
 
 def test_free_gives_the_communicators_back(comm: Any) -> None:
-    own = comm.Dup()  # a communicator that no other grid shares
-    for _ in range(300):  # more than an MPI library supports at once, so a leak would fail
+    own = comm.Dup()  # no other grid shares its duplicate
+    for _ in range(300):  # a leak would fail: MPI supports fewer communicators
         grid = ProcessGrid(own)
         grid.free()
         for each in (grid.comm, grid.row, grid.col, grid.depth):
@@ -184,10 +184,10 @@ def test_rank_lists_are_readable() -> None:
 # ------------------------------------------------------------------ threads
 def test_share_of_cores() -> None:
     assert core_share([[0, 1, 2, 3]] * 2, 0) == 2  # unbound: they share all cores
-    assert core_share([[0, 1], [2, 3]], 1) == 2  # bound separately: each has a core
+    assert core_share([[0, 1], [2, 3]], 1) == 2  # bound separately: a whole core each
     assert core_share([[0, 1, 2], [2, 3]], 0) == 2  # one core in common
     assert core_share([[0, 1]] * 9, 4) == 1
-    assert core_share([[*range(6)]] * 3, 0) == 2  # although six times a third is less than 2 in floating point
+    assert core_share([[*range(6)]] * 3, 0) == 2  # exact, although 6 * (1 / 3) may be less than 2
 
 
 def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any, grid: Any) -> None:
@@ -198,7 +198,7 @@ def test_a_rank_uses_its_share_unless_told_otherwise(comm: Any, grid: Any) -> No
 
 @pytest.mark.mpi(min_size=2)
 def test_work_grids_outlive_the_grid_that_they_were_made_for(comm: Any) -> None:
-    """They belong to the communicator, and products compare matrices on them with those of its other grids."""
+    """Work grids belong to the communicator: another grid gets the same one, and redistributes to it."""
     first, second = ProcessGrid(comm), ProcessGrid(comm, (1, comm.size))
     place = tuple(range(comm.size))
     work = first.work_grid((comm.size, 1), 1, place)

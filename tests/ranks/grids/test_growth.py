@@ -1,4 +1,4 @@
-"""No growth: memory, open files and shared memory after many products, grids, saves and loads."""
+"""Memory, open files and shared memory do not grow over many products, grids, saves and loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdgemm.io import hdf5
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
-MOST = 4 << 20  # allowed bytes per rank; allocators keep some pages; with --all a leak of 8 KiB each is more
+MOST = 4 << 20  # allowed bytes per rank, as allocators keep pages; less than a leak of 8 KiB per step with --all
 COUNTS = {"products": 2000, "grids": 500, "saves and loads": 500}
 
 
@@ -31,7 +31,7 @@ def held() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("what", list(COUNTS))
 def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
-    """With --all COUNTS times, otherwise a fiftieth of that."""
+    """Each step is repeated COUNTS times with --all, otherwise COUNTS / 50 times."""
     grid = ProcessGrid(comm)
     A, B = (DistMatrix.random((60, 50), grid=grid, block=16, seed=seed) for seed in (1, 2))
     C = DistMatrix.zeros((60, 60), grid=grid)
@@ -57,7 +57,7 @@ def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
 
     steps: dict[str, Callable[[int], None]] = dict(zip(COUNTS, (product, new_grid, saved)))
     count = COUNTS[what] // (1 if everything() else 50)
-    for number in range(10):  # all caches are filled
+    for number in range(10):  # fill all caches
         steps[what](number)
     comm.Barrier()
     before = held()
@@ -65,5 +65,5 @@ def test_nothing_grows(comm: Any, shared_tmp_path: Path, what: str) -> None:
         steps[what](number)
     comm.Barrier()
     after = held()
-    assert after[0] - before[0] < MOST, f"{(after[0] - before[0]) / count:.0f} bytes each"
+    assert after[0] - before[0] < MOST, f"memory grows by {(after[0] - before[0]) / count:.0f} bytes per step"
     assert after[1] <= before[1] + 2 and after[2] <= before[2] + 2 * comm.size, (before, after)

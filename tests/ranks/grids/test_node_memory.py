@@ -1,4 +1,4 @@
-"""The memory that the ranks of a node share: its limits, and too little memory."""
+"""Memory that the ranks of a node share: limits, and too little of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUGE = "9" * 5000
 
 @pytest.fixture
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process have no window yet."""
+    """Forget the shared windows of this process, so that the next grid creates a new one."""
     monkeypatch.setattr(node_memory, "_windows", {})
 
 
@@ -55,9 +55,9 @@ with ProcessGrid() as grid:
 
 
 def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
-    """Run a command on two ranks with a private /dev/shm."""
+    """Run Python code on two ranks with a private /dev/shm, mounted with these options."""
     if not other_mpis and "open-mpi" not in subprocess.getoutput("mpiexec --version"):
-        pytest.skip("other MPIs need a few MiB of /dev/shm to start, and their windows are not visible there")
+        pytest.skip("other MPIs need a few MiB of /dev/shm to start, and do not show their windows there")
     apart = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.getuid() else [])]
     apart += ["sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh"]
     try:
@@ -70,13 +70,13 @@ def with_own_memory(options: str, *command: str, other_mpis: bool) -> Any:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("size=64m", "True True False False True True"),  # half of it for the window; the rest gets filled
+        ("size=64m", "True True False False True True"),  # half of it is for the window; the program fills the rest
         ("size=4k", "False False False False False True"),
         pytest.param("size=64m,ro", "False False False False False True", marks=thorough),
     ],
 )
 def test_where_shared_memory_is_small_or_full_matrices_are_private(tmp_path: Path, options: str, said: str) -> None:
-    """Files can still be opened, although Open MPI creates semaphores there."""
+    """Files can still be opened, although Open MPI creates semaphores for them in /dev/shm."""
     run = with_own_memory(options, FILLED, str(tmp_path / "c.h5"), other_mpis=options == "size=64m")
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n") == [said, said, ""]
@@ -98,10 +98,10 @@ ProcessGrid()
 
 
 def test_a_failed_shared_window_ends_the_job() -> None:
-    """One rank gets the error; the others are in MPI."""
+    """One rank raises the error while the others wait in MPI: the job ends."""
     run = with_own_memory("size=64m", TAKEN, other_mpis=False)
     assert run.returncode == 3, run.stderr
-    assert run.stderr.count("pdgemm: error: MPI made no window of ") == 1  # mpirun mixes lines of ranks
+    assert run.stderr.count("pdgemm: error: MPI made no window of ") == 1  # counted: mpirun mixes lines of ranks
     assert "PDGEMM_NODE_MEMORY=0" in run.stderr
 
 
@@ -128,13 +128,13 @@ def test_the_user_may_limit_the_memory_of_the_node(
         A = DistMatrix.random((40, 40), grid=grid)
         C = pdgemm(1, A, A, algorithm="summa", shape=grid.shape)
         assert (A.shared, C.report.mover, grid.memory.size <= limit / 2) == (limit > 0, mover, True)
-    assert A.local.sum() > 0  # it outlives its grid
+    assert A.local.sum() > 0  # the memory outlives the grid
     own.Free()
 
 
 @jobs.needs_mpiexec
 def test_the_window_is_made_without_messages_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If UCX is not excluded for Open MPI by the user; the level of threads stays."""
+    """Windows are created without warnings of UCX, unless the user asks for these; the level of threads stays."""
     program = """
 from mpi4py import MPI
 before = MPI.Query_thread()
@@ -145,7 +145,7 @@ print(before == MPI.Query_thread(), grid.memory.size > 0)
     monkeypatch.delenv("OMPI_MCA_osc", raising=False)
     done = jobs.run(jobs.python(2, "-c", program), timeout=60)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"] * 4, "")
-    monkeypatch.setenv("OMPI_MCA_opal_common_ucx_verbose", "3")  # messages that the user has asked for are printed
+    monkeypatch.setenv("OMPI_MCA_opal_common_ucx_verbose", "3")  # the user asks for UCX's messages
     monkeypatch.setattr(node_memory, "_exchange_variable", None)
     with node_memory.silent_ucx():
         pass

@@ -1,4 +1,4 @@
-"""docs/contributing-first.md is a program: its algorithm works, and its tests detect the bugs that it names."""
+"""The code of docs/contributing-first.md: its algorithm works, and its tests detect the bugs that the page names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdgemm.planning.algorithm_registry import ALGORITHMS
 from pdgemm.planning.planner import best_plan
 
 PAGE = Path(__file__).parents[3] / "docs/contributing-first.md"
-BUGS = {  # "Break it once"
+BUGS = {  # of the section "Break it once": (code, replacement)
     "what is sent is not counted": ("recorder.traffic.sent(int(words[rank]), line.size - 1)", "pass"),
     "inner + 1 in rounds()": ("j, high * inner,", "j, high * (inner + 1),"),
     "B is gathered in the wrong order": ("grid.col, call.B,", "grid.col, call.B[::-1],"),
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.mpi
 
 @contextmanager
 def page(bug: tuple[str, str] = ("", "")) -> Iterator[ModuleType]:
-    """Run the code of the page, with a bug, as a module; afterwards its algorithm is unknown again."""
+    """Yield the code of the page, with a bug, as a module; its algorithm is registered in the block only."""
     source, module = program(PAGE), ModuleType("gathered")
     assert source.count(bug[0]) == 1 or not bug[0]
     sys.modules["gathered"] = module
@@ -45,7 +45,7 @@ def page(bug: tuple[str, str] = ("", "")) -> Iterator[ModuleType]:
 
 
 def run(test: Any, comm: Any) -> None:
-    """Run a test of the page, with all its parameters."""
+    """Run a test of the page with all of its parameters."""
     marks = [mark for mark in test.pytestmark if mark.name == "parametrize"]
     for values in itertools.product(*(mark.args[1] for mark in marks)):
         test(comm, **dict(zip((mark.args[0] for mark in marks), values)))
@@ -62,6 +62,6 @@ def test_the_page_runs(comm: Any) -> None:
 @pytest.mark.on_ranks(4)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_seen(comm: Any, bug: str) -> None:
-    """By a test that fails on all ranks at once, so that no rank waits for the others."""
+    """A test of the page fails on all ranks at once, so that no rank waits for the others."""
     with page(BUGS[bug]) as module, pytest.raises(AssertionError):
         run(module.test_where_all_lies_well, comm)

@@ -1,4 +1,4 @@
-"""A user's function of linear algebra: right, and planned, simulated and counted like those of the package.
+"""A user's function of linear algebra is planned, simulated and counted like functions of the package.
 
 Conjugate gradients with Jacobi's preconditioner (Saad, Iterative Methods for Sparse Linear Systems, 2003, algorithm
 9.1), for several right-hand sides at once.
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.mpi
 
 
 def jacobi_cg(A: Any, B: Any, tolerance: float = 1e-10, most: int = 200) -> Any:
-    """Return X with A X = B for a positive definite A.  `X.report` has all words, and the flops of its products."""
+    """Return X with A X = B for a positive definite A.  `X.report` has all words, and the flops of the products."""
     work, scale = Work("jacobi_cg"), 1 / A.diagonal()[:, None]
     X, R = B.copy() * 0, B.copy()
     Z = R * scale

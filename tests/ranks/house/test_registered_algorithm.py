@@ -1,6 +1,6 @@
-"""An algorithm of which the package knows only its entry, schedule and executor (allgather_3d.py), in use.
+"""A registered algorithm (allgather_3d.py: an entry, a schedule and an executor) is planned, saved and run.
 
-The tests of test_algorithms, test_any_problem and test_plans also run its products.
+test_algorithms, test_any_problem and test_plans also run its products.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def test_it_is_planned_explained_saved_and_carried_out(comm: Any, grid: Any) -> 
     with pytest.raises(ArgumentError, match=unknown):
         pdgemm(1, A, B, algorithm=ENTRY.name)
     with allgather_3d_registered():
-        assert comm.size == 1 or ENTRY.name in plan(A, B, C).explain(all=True)  # one of the candidates of "auto"
+        assert comm.size == 1 or ENTRY.name in plan(A, B, C).explain(all=True)  # a candidate of "auto"
         p = plan(A, B, C, algorithm=ENTRY.name)
         assert p.algorithm == ENTRY.name
         saved = p.to_json()

@@ -1,6 +1,6 @@
-"""A mover of which the package knows only its entry and its function (tree_mover.py), in use.
+"""A registered mover (tree_mover.py: an entry and a function) is planned and sends panels.
 
-The tests of test_summa, test_algorithms, test_any_problem, test_plans, test_overlap and test_trace also use it.
+test_summa, test_algorithms, test_any_problem, test_plans, test_overlap and test_trace also use it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_it_is_chosen_if_the_machine_is_faster_with_it(comm: Any) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_it_sends_panels_packed_on_a_device(comm: Any, schedule: str) -> None:
-    """On a device with delayed work, where MPI accepts pointers to its memory."""
+    """The tree sends panels on a device with delayed work and CUDA-aware MPI."""
     with (
         tree_registered(),
         fake_device(schedule, reach=Reach("", staged=False)) as device,

@@ -1,4 +1,4 @@
-"""Limits on the number of calls and modules through which a reader follows a product or a factorisation."""
+"""Limits on the number of calls and modules that a product or a factorisation takes, for readers of the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trace() -> Any:
 
 def test_a_product_is_short(comm: Any, trace: Any) -> None:
     with ProcessGrid(comm) as grid:
-        _ = DistMatrix.random((20, 30), grid=grid) @ DistMatrix.random((30, 10), grid=grid)  # loads all modules
+        _ = DistMatrix.random((20, 30), grid=grid) @ DistMatrix.random((30, 10), grid=grid)  # load all modules
         A, B = DistMatrix.random((64, 32), grid=grid), DistMatrix.random((32, 48), grid=grid)
         best_plan.cache_clear()
         walk = trace.walked(lambda: pdgemm(1, A, B))

@@ -1,4 +1,4 @@
-"""The contexts of the tests of ScaLAPACK's interface, and ScaLAPACK itself."""
+"""Fixtures of tests of ScaLAPACK's interface: BLACS contexts, and the library ScaLAPACK."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/map
 
 @pytest.fixture(scope="module")
 def contexts(comm: Any) -> Iterator[list[int]]:
-    """Every shape, in row and column order; and a grid without one of the processes."""
+    """Contexts of every grid shape, in row and column order, and one without the last process."""
     from pdgemm import scalapack
 
     made = [scalapack.blacs_gridinit(comm, *shape, order) for shape in grid_shapes(comm.size) for order in "RC"]
@@ -41,8 +41,8 @@ def reference(comm: Any) -> ctypes.CDLL:
     name = ctypes.util.find_library("scalapack-openmpi")
     if name is None:
         pytest.skip("Debian's ScaLAPACK is absent (package libscalapack-openmpi-dev)")
-    # To load it here is too late: it would use any libmpi.so.40 already in the process, or put on LD_LIBRARY_PATH
-    # by mpiexec.  A process without either shows the library that it is linked to.
+    # In this process it would use the libmpi.so.40 that is loaded already, or that mpiexec put on LD_LIBRARY_PATH.
+    # A process without both shows the MPI library that it is linked to.
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     alone = subprocess.run([sys.executable, "-c", LOAD, name], env=environment, capture_output=True, text=True)
     if alone.returncode:
@@ -55,7 +55,7 @@ def reference(comm: Any) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def grids(comm: Any, reference: ctypes.CDLL) -> Iterator[list[tuple[int, int]]]:
-    """Pairs (our context, theirs) for every shape, in row and column order."""
+    """Pairs (context of pdgemm, context of ScaLAPACK) for every grid shape, in row and column order."""
     from pdgemm import scalapack
 
     made = []

@@ -1,6 +1,6 @@
-"""Arrays of other libraries in and out, errors for objects that cannot be converted, and vectors by NumPy's names."""
+"""Exchange of arrays with other libraries, errors for objects that cannot be converted, and vectors in NumPy."""
 
-# ruff: noqa: B023  # functions that are called in the same turn of a loop
+# ruff: noqa: B023  # functions are called in the same iteration
 from __future__ import annotations
 
 import copy
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.mpi
 
 
 class OnlyDLPack:
-    """An array that a library without NumPy exports."""
+    """An array of a library that exports by DLPack only."""
 
     def __init__(self, x: np.ndarray) -> None:
         self._x = x
@@ -75,7 +75,7 @@ def test_any_object_with_memory_of_the_host(comm: Any, grid: Any, exported: Any)
 
 def test_objects_that_are_not_arrays(comm: Any, grid: Any) -> None:
     class Late:
-        """Like an array that cannot be exported: torch refuses those that require gradients."""
+        """An array that cannot be exported now, like torch's arrays that require gradients."""
 
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad.\nUse tensor.detach().numpy() instead.")
@@ -142,7 +142,7 @@ def test_dask_arrays(comm: Any) -> None:
             assert np.array_equal(A.allgather(), x + 1)
             assert A.report.counted == A.report.predicted
             every = comm.allgather(computed)
-            assert sum(map(len, every)) == lazy.npartitions  # each chunk once, on one rank
+            assert sum(map(len, every)) == lazy.npartitions  # each chunk is on one rank
             assert max(map(len, every)) <= -(-lazy.npartitions // comm.size) + 1
 
 
@@ -205,7 +205,7 @@ def test_errors_of_pickling_name_the_remedy(comm: Any, grid: Any) -> None:
         (batch, r"a Batch .*cannot be pickled: use .items or .to_global\(root\)"),
         (prepared, r"cannot be copied or pickled: .*plan.prepare\(A, B, C\)"),
     ]:
-        # on this rank only: in a larger communicator the others would wait for a root that cannot send
+        # on this rank only: otherwise the others would wait for a root that fails to send
         for send in (pickle.dumps, lambda x: MPI.COMM_SELF.bcast(x), lambda x: pickle.dumps([x])):
             refused_alike(comm, TypeError, message, lambda send=send, given=given: send(given))
     refused_alike(comm, TypeError, "cannot be copied", lambda: copy.deepcopy(prepared))
@@ -216,7 +216,7 @@ def test_errors_of_pickling_name_the_remedy(comm: Any, grid: Any) -> None:
         assert np.array_equal(one, other)
         assert one.size == 0 or not np.shares_memory(one, other)
     assert all(np.array_equal(x, y) and x is not y for x, y in zip(held["uneven"].items, uneven.items))
-    again = pickle.loads(pickle.dumps(prepared.plan))  # a plan is a value
+    again = pickle.loads(pickle.dumps(prepared.plan))  # plans can be pickled
     assert again == prepared.plan
     assert np.allclose(prepared().allgather(), again.execute(A, B, DistMatrix.empty((6, 6), grid=grid)).allgather())
 
@@ -258,6 +258,6 @@ def test_outer(comm: Any, dtype: str) -> None:
                 (lambda: np.outer(column, y, out=A), TypeError, "numpy.outer"),
                 (lambda: np.matvec(A, y), TypeError, r"matvec is not available .*A.matvec\(x\)"),
                 (lambda: np.vecmat(x, A), TypeError, r"vecmat is not available .*use x.conj\(\) @ A"),
-                (lambda: operator.matmul(x, A.T), ValueError, "the product of"),
+                (lambda: operator.matmul(x, A.T), ValueError, "the vector must have"),
             ]:
                 refused_alike(comm, kind, message, call)

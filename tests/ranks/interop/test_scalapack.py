@@ -1,4 +1,4 @@
-"""ScaLAPACK's interface: the standard PBLAS semantics, argument numbers, and C updated in place, nothing else."""
+"""ScaLAPACK's interface: the semantics of PBLAS, argument numbers in INFO, and only the submatrix of C is written."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.mpi
 @square_grid
 @pytest.mark.parametrize("dtype", LETTERS)
 def test_the_standard_semantics(comm: Any, contexts: list[int], dtype: str) -> None:
-    """error = max |C - Cref| / (eps (|alpha| |A| |B| + |beta| |C|)) <= 16, as in the PBLAS tests."""
+    """max |C - Cref| / (eps (|alpha| |A| |B| + |beta| |C|)) <= 16, as in the PBLAS tests."""
     char, rng = LETTERS[dtype], np.random.default_rng(7)
     alphas = [2, 3] + [2 - 1j] * (char in "FD")
     cases = list(itertools.product(contexts, SIZES if dtype == "d" else SIZES[:1], "NTC", "NTC"))
-    step = 1 if comm.size <= 2 else 2 if everything() else 20  # prime to the nine pairs: each in some context
+    step = 1 if comm.size <= 2 else 2 if everything() else 20  # no multiple of 3: all nine pairs (ta, tb) occur
     for number, (ictxt, (m, n, k), ta, tb) in enumerate(cases[::step]):
         alpha, beta = (rng.choice(choices).item() for choices in (alphas, [0, 1, 3]))
         shapes = (m, k) if ta == "N" else (k, m), (k, n) if tb == "N" else (n, k), (m, n)
         values = [random(shape, char, 3 * number + at) for at, shape in enumerate(shapes)]
-        homes = [*contexts, *[ictxt] * len(contexts)]  # A and B are often in the context of C
+        homes = [*contexts, *[ictxt] * len(contexts)]  # half of the draws: the context of C
         (A, _, a), (B, _, b) = (placed(x, 7, homes, rng) for x in values[:2])
         C, there, c = placed(values[2] if beta else np.full_like(values[2], np.nan), 7, [ictxt], rng)
         descs = [X.desc.copy() for X in (A, B, C)]
@@ -90,7 +90,7 @@ def test_contexts_and_descriptors(comm: Any, grid: Any) -> None:
     assert desc.tolist() == [1, row, 7, 5, 2, 3, 0, 0, 9]
     good: list[Any] = [7, 5, 2, 3, 0, 0, row, 9]
     wrong = [(good, *x) for x in enumerate([-1, -2, 0, 0, 1, comm.size, 10**6, 1])]
-    wrong += [([8] * 8, *x) for x in enumerate([2.5, "7", None, 10**30, -(10**30)])]  # also after other wrong ones
+    wrong += [([8] * 8, *x) for x in enumerate([2.5, "7", None, 10**30, -(10**30)])]  # any value that is no int32
     for arguments, at, bad in wrong:
         with pytest.raises(scalapack.IllegalArgument, match="DESCINIT") as caught:
             scalapack.descinit(*changed(arguments, **{f"_{at + 1}": bad}))
@@ -144,7 +144,7 @@ def test_every_argument_out_of_range_is_named_by_its_number(comm: Any, contexts:
 
 
 def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) -> tuple[list[Any], list[Global]]:
-    """Return arguments of a product of 6 x 4 by 4 x 5 in 12 x 12 matrices; with `first`, A has a type 2 descriptor."""
+    """Return the arguments of a 6 x 4 by 4 x 5 product in 12 x 12 matrices.   first : A has a descriptor of type 2."""
     A, B, C = (
         Global(random((12, 12), "d", s), contexts[0], (3, 2), first=f) for s, f in ((1, first), (2, None), (3, None))
     )
@@ -153,12 +153,12 @@ def good_arguments(contexts: list[int], first: tuple[int, int] | None = None) ->
 
 
 def with_entries(desc: np.ndarray, **entries: int) -> np.ndarray:
-    """Return the descriptor with some entries replaced, _5 = ... for the fifth."""
+    """Return the descriptor with some entries replaced: _5 = ... replaces the fifth."""
     return np.array(changed(desc.tolist(), **entries))
 
 
 def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -> None:
-    """Its matrix may have no elements, either; all other checks stay."""
+    """An empty submatrix may begin outside of its matrix, which may be empty, too; other arguments are checked."""
     good, (A, _, C) = good_arguments(contexts)
     empty = with_entries(A.desc, _3=0, _4=0, _9=1)
     nothing: dict[str, Any]
@@ -187,7 +187,7 @@ def test_an_empty_submatrix_may_begin_anywhere(comm: Any, contexts: list[int]) -
 
 
 def test_local_arrays_may_end_after_the_submatrix(comm: Any, contexts: list[int]) -> None:
-    """LLD_ = 1 if a process has no columns, and no columns behind those of the submatrix."""
+    """LLD_ may be 1 on a process without columns, and columns after the submatrix may be missing."""
     row = contexts[0]
     column_of = scalapack.blacs_gridinfo(row)[3]
     A, B = (Global(random((9, 3), "d", s), row, (2, 3)) for s in (1, 2))
@@ -209,18 +209,18 @@ def test_local_arrays_may_end_after_the_submatrix(comm: Any, contexts: list[int]
 
 
 def test_descriptors_of_type_2(comm: Any, contexts: list[int]) -> None:
-    """INFO counts entries of the type; a first block may be of any size."""
+    """INFO counts the entries of a type 2 descriptor; the first block may have any size."""
     good, (A, *_) = good_arguments(contexts, first=(5, 1))
     assert A.desc.tolist() == [2, contexts[0], 12, 12, 5, 1, 3, 2, 0, 0, A.local.shape[0]]
     assert info(scalapack.pdgemm, *good) == 0
     for entry, value in enumerate((3, 10**6, 0, -1, 0, 0, 0, -3, 99, -1, 0), 1):
         assert info(scalapack.pdgemm, *changed(good, _10=with_entries(A.desc, **{f"_{entry}": value}))) == -1000 - entry
         if entry > 1:
-            numbers = [10, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # numbers of DESCINIT2's arguments for the entries
+            numbers = [10, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # entries 2 to 11 are these arguments of DESCINIT2
             given = with_entries(A.desc, **{f"_{entry}": value}).tolist()
             arguments = [*given[2:10], given[1], given[10]]
             assert info(scalapack.descinit2, *arguments) == (-numbers[entry - 2] if (entry, value) != (3, 0) else 0)
-    long = np.append(A.desc, [7, 7])  # a C program's array may be longer
+    long = np.append(A.desc, [7, 7])  # the array may be longer, as in C programs
     assert info(scalapack.pdgemm, *changed(good, _10=long)) == 0
     assert info(scalapack.pdgemm, *changed(good, _10=A.desc[:10])) == -1001
 
@@ -232,12 +232,12 @@ def test_the_first_wrong_argument_is_named(comm: Any, contexts: list[int]) -> No
         ({"_10": with_entries(A.desc, _5=0), "_8": 99}, -8),
         ({"_10": with_entries(A.desc, _2=-1, _3=-1), "_8": 99}, -1002),
         ({"_15": None, "_10": with_entries(A.desc, _8=1000)}, -1008),
-        ({"_10": with_entries(A.desc, _7=-1)}, -1007),  # -1: copies on every grid row
+        ({"_10": with_entries(A.desc, _7=-1)}, -1007),  # RSRC_ = -1: copies on every grid row
         ({"_6": 10**400}, -6),
         ({"_10": [[1], [2, 3]]}, -10),
         ({"_10": ["1"] * 9}, -10),
         ({"_10": [1, contexts[0], 10**30, 12, 3, 2, 0, 0, 12]}, -10),
-        ({"_3": np.uint8(255), "_8": np.uint8(2)}, -8),  # their sum overflows to 1 in eight bits
+        ({"_3": np.uint8(255), "_8": np.uint8(2)}, -8),  # 255 + 2 would overflow to 1 in eight bits
         ({"_3": np.int32(2**31 - 1), "_17": np.int32(2**31 - 1)}, -8),
     ):
         assert info(scalapack.pdgemm, *changed(good, **more)) == found, more
@@ -247,7 +247,7 @@ def test_the_first_wrong_argument_is_named(comm: Any, contexts: list[int]) -> No
 
 
 def test_arguments_as_a_fortran_program_hands_them_over(comm: Any, contexts: list[int]) -> None:
-    """Scalars by reference, and local arrays of one dimension."""
+    """Scalars may be arrays of one element, and local arrays may have one dimension."""
     good, (A, B, C) = good_arguments(contexts)
     expected = C.values.copy()
     expected[2:8, 2:7] = 2 * A.values[:6, :4] @ B.values[1:5, 1:6] + 3 * expected[2:8, 2:7]
@@ -266,14 +266,14 @@ def test_arguments_as_a_fortran_program_hands_them_over(comm: Any, contexts: lis
 @pytest.mark.mpi(min_size=2)
 @square_grid
 def test_processes_outside_of_a_context(comm: Any) -> None:
-    """A is on the first processes, B on the last ones; the others have no valid descriptors."""
+    """A is on the first half of the processes, B on the last half; descriptors are invalid on other processes."""
     world = scalapack.blacs_gridinit(comm, comm.size, 1)
-    half = (comm.size + 1) // 2  # if the number is odd, the middle one has both
+    half = (comm.size + 1) // 2  # of an odd number, the middle process has both
     homes = []
     for members in (range(half), range(comm.size - half, comm.size)):
         within = comm.Split(0 if comm.rank in members else 1)
         homes.append(scalapack.blacs_gridinit(within, 1, half) if comm.rank in members else -1)
-    mixed = scalapack.blacs_gridinit(comm, 1, half)  # valid on all, but some processes pass -1
+    mixed = scalapack.blacs_gridinit(comm, 1, half)  # a context of all processes; some pass -1
     values = [random((11, 13), "d", seed) for seed in (1, 2)]
     garbage = [7, -1, -7, 2**40, 0, -3, 99, -1, 0]
 
@@ -306,7 +306,7 @@ def test_processes_outside_of_a_context(comm: Any) -> None:
         elif half > 1:
             with pytest.raises(ValueError, match="different arguments"):
                 scalapack.pdgemr2d(6, 9, *a, *b, ictxt)
-    if homes[0] != -1:  # passed as the context of all processes
+    if homes[0] != -1:  # a context of some processes, as that of all
         with pytest.raises(scalapack.IllegalArgument, match="lacks processes") as caught:
             scalapack.pdgemr2d(6, 9, *sub(0, world, 1, 1)[:4], *sub(1, homes[0], 1, 1)[:4], homes[0])
         assert caught.value.info == -11
@@ -316,7 +316,7 @@ def test_processes_outside_of_a_context(comm: Any) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_a_wrong_context_on_one_process_raises_on_all(comm: Any) -> None:
-    """Contexts of a communicator and of its duplicate: whichever the others pass, all raise together."""
+    """One process passes a context of another communicator, or an invalid one: all processes raise together."""
     double = comm.Dup()
     made = [scalapack.blacs_gridinit(x, 1, comm.size) for x in (comm, double)]
     made.append(scalapack.blacs_gridinit(double, comm.size, 1))
@@ -346,7 +346,7 @@ def test_a_wrong_context_on_one_process_raises_on_all(comm: Any) -> None:
             ):
                 said = set(comm.allgather(ends(function, *arguments)))
                 assert len(said) == 1
-                has_it = at != 1 or function is scalapack.pdgemm  # only products have a B
+                has_it = at != 1 or function is scalapack.pdgemm  # only pdgemm has B
                 assert said != {""} or bad != -7 or not has_it
     for ictxt in made[::-1]:
         scalapack.blacs_gridexit(ictxt)

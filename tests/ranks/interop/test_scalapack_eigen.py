@@ -1,4 +1,4 @@
-"""ScaLAPACK's eigenproblems and singular values, within LAPACK's bounds; only one triangle is read and written."""
+"""ScaLAPACK's eigenproblems and singular values: within LAPACK's bounds; only one triangle is read and written."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def hermitian(n: int, char: str, seed: int) -> np.ndarray:
 
 
 def values(char: str, n: int) -> np.ndarray:
-    """Return an array for eigenvalues, and longer."""
+    """Return an array for n eigenvalues and two more elements, filled with -9."""
     return np.full(n + 2, -9, np.zeros(0, char).real.dtype)
 
 
 def are_pairs(H: np.ndarray, w: np.ndarray, V: np.ndarray, about: object) -> None:
-    """|H V - V diag(w)| <= 30 n eps |H|, |V^H V - I| <= 30 n eps: LAPACK's tests of xSYEVD."""
+    """Check |H V - V diag(w)| <= 30 n eps |H| and |V^H V - I| <= 30 n eps, as LAPACK's tests of xSYEVD."""
     n, eps = len(H), np.finfo(V.dtype).eps
     assert np.linalg.norm(H @ V - V * w, 1) <= 30 * n * eps * np.linalg.norm(H, 1), about
     assert np.linalg.norm(V.conj().T @ V - np.eye(len(w)), 1) <= 30 * n * eps, about
@@ -71,7 +71,7 @@ def test_all_eigenvalues(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_part_of_the_spectrum(comm: Any, contexts: list[int], letter: str) -> None:
-    """INFO, M and NZ; the columns of Z beyond NZ and the entries of w beyond M are unchanged."""
+    """INFO, M and NZ are right; columns of Z beyond NZ and entries of w beyond M are unchanged."""
     char, rng = LETTERS[letter], np.random.default_rng(18)
     for number, n in enumerate((1, 24) if letter == "d" else (24,)):
         uplo, H = "LU"[number % 2], hermitian(n, char, n)
@@ -102,7 +102,7 @@ def test_part_of_the_spectrum(comm: Any, contexts: list[int], letter: str) -> No
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
-    """Eigenvalues of LAPACK's xSYGVD; V in sub(A), and in sub(B) the factor that p?potrf stores, in one triangle."""
+    """Eigenvalues equal LAPACK's xSYGVD; sub(A) holds V, and a triangle of sub(B) the factor of p?potrf."""
     char, rng = LETTERS[letter], np.random.default_rng(19)
     for kind, uplo, n in ((1, "L", 19), (2, "U", 19), (3, "L", 19), (np.int32(1), "U", 1)):
         H, P, inside = hermitian(n, char, n), positive(n, char, 2), triangle(n, uplo)
@@ -134,7 +134,7 @@ def test_two_matrices(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
-    """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I: LAPACK's tests of xGESVD; only requested ones are written."""
+    """|A - U S V^H| <= 30 n eps |A|, U^H U = V^H V = I, as LAPACK's xGESVD tests; only requested arrays are written."""
     char, rng = LETTERS[letter], np.random.default_rng(22)
     function, eps = getattr(scalapack, f"p{letter}gesvd"), float(np.finfo(char).eps)
     shapes = (24, 24), (31, 7), (9, 40), (1, 1), (0, 4)
@@ -164,9 +164,9 @@ def test_singular_values(comm: Any, contexts: list[int], letter: str) -> None:
 
 
 def test_illegal_arguments(comm: Any, contexts: list[int]) -> None:
-    """Numbers of arguments are ScaLAPACK's, and for p?sygvd those of its arguments in LAPACK's order.
+    """INFO numbers the arguments as ScaLAPACK does, and for p?sygvd as LAPACK does.
 
-    Arguments of vectors that are not requested are ignored.
+    If vectors are not requested, their arguments are ignored.
     """
     A, Z, V = (Global(hermitian(12, "d", s), contexts[0], (3, 2)) for s in (1, 2, 3))
     a, z, vt, w = (A.local, 1, 2, A.desc), (Z.local, 2, 1, Z.desc), (V.local, 2, 1, V.desc), values("d", 6)

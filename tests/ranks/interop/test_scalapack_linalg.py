@@ -1,4 +1,4 @@
-"""ScaLAPACK's triangular solves and products, factorisations and solves: right, in place, and nothing else written."""
+"""ScaLAPACK's triangular solves and products, factorisations and solves: right, and only results are written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_triangular_solves_and_products(comm: Any, contexts: list[int], letter: str) -> None:
-    """|op(A) X - alpha B| <= 3 n eps |A| |X|, and |C - alpha op(A) B| likewise: Higham 2002, 8.5 and 3.5."""
+    """|op(A) X - alpha B| <= 3 n eps |A| |X|, |C - alpha op(A) B| <= 3 n eps |A| |B|: Higham 2002, 8.5 and 3.5."""
     char, rng = LETTERS[letter], np.random.default_rng(5)
     cases = list(itertools.product("LR", "LU", "NTC", "NU"))
     for number, (side, uplo, trans, diag) in enumerate(cases[:: 2 if letter == "z" else 5]):
@@ -62,7 +62,7 @@ def test_triangular_solves_and_products(comm: Any, contexts: list[int], letter: 
 
 @pytest.mark.parametrize("name", ["pssyrk", "pdsyrk", "pcsyrk", "pzsyrk", "pcherk", "pzherk"])
 def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) -> None:
-    """error <= 16 eps (|alpha| |A| |A| + |beta| |C|), as for products; the other triangle is unchanged."""
+    """The error is at most 16 eps (|alpha| |A| |A| + |beta| |C|), as for products; the other triangle is unchanged."""
     char, rng, other = LETTERS[name[1]], np.random.default_rng(4), "C" if name.endswith("herk") else "T"
     for uplo, trans, (n, k, beta) in itertools.product("LU", ("N", other), ((21, 13, 3), (5, 18, 0))):
         values, alpha = random((n, k), char, n), 2 if other == "C" or char in "fd" else 2 - 1j
@@ -83,7 +83,7 @@ def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) ->
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
-    """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|: SLATE's.  Nothing else is read or written."""
+    """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|, as SLATE's tests.  Only one triangle is used."""
     char, rng = LETTERS[letter], np.random.default_rng(6)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("potrf", "potrs", "posv")}
     for uplo, n, nrhs in [*itertools.product("LU", (1, 40), (3,)), ("l", 40, 0)]:
@@ -109,7 +109,7 @@ def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
 
 
 def test_matrices_that_are_not_positive_definite(comm: Any, contexts: list[int]) -> None:
-    """INFO is the order of the minor, plus N for an eigenproblem; all matrices are unchanged."""
+    """INFO is the order of the minor that is not positive, plus N for an eigenproblem; all matrices are unchanged."""
     rng = np.random.default_rng(8)
     for at, uplo in ((1, "L"), (14, "U"), (30, "L")):
         matrix = positive(30, "d", 1)
@@ -124,7 +124,7 @@ def test_matrices_that_are_not_positive_definite(comm: Any, contexts: list[int])
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
-    """|P A - L U| <= 3 n eps |A|, and residuals of solves likewise: SLATE's; the pivots are LAPACK's."""
+    """|P A - L U| <= 3 n eps |A|, and |A X - B| <= 3 n eps |A| |X|, as SLATE's tests; pivots equal LAPACK's."""
     char, rng = LETTERS[letter], np.random.default_rng(11)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getrs", "gesv")}
     shapes = ((31, 31), "N"), ((31, 31), "T"), ((31, 31), "C"), ((17, 24), "N"), ((24, 9), "N"), ((1, 1), "T")
@@ -158,7 +158,7 @@ def test_lu(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
-    """|I - A X| <= 30 n eps |A| |X|: LAPACK's xGET03 and xPOT03.  Of a triangle, only that is read and written."""
+    """|I - A X| <= 30 n eps |A| |X|, as LAPACK's xGET03 and xPOT03.  Of a triangular matrix, one triangle is used."""
     char, rng = LETTERS[letter], np.random.default_rng(21)
     routine = {name: getattr(scalapack, f"p{letter}{name}") for name in ("getrf", "getri", "potrf", "potri")}
     for n, uplo in ((1, "L"), (31, "U"), (31, "L")):
@@ -181,7 +181,7 @@ def test_inverses(comm: Any, contexts: list[int], letter: str) -> None:
 
 
 def test_singular_factors_have_no_inverse(comm: Any, contexts: list[int]) -> None:
-    """INFO is the number of the zero on the diagonal, and the factors are unchanged; arguments as ScaLAPACK's."""
+    """INFO is the position of the zero on the diagonal, the factors are unchanged, and bad arguments are numbered."""
     factors = random((20, 20), "d", 1)
     factors[12, 12] = factors[15, 15] = 0
     A = Global(factors, contexts[0], (4, 3))
@@ -227,7 +227,7 @@ def test_singular_matrices_and_invalid_pivots(comm: Any, contexts: list[int]) ->
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_qr(comm: Any, contexts: list[int], letter: str) -> None:
-    """R, the reflectors and tau of LAPACK's geqrf; Q of its orgqr, from both sides: |Q R - A| <= 3 n eps |A|."""
+    """R, reflectors and tau equal LAPACK's geqrf, Q its orgqr; multiplied from both sides, |Q R - A| <= 3 n eps |A|."""
     char, rng = LETTERS[letter], np.random.default_rng(12)
     form, apply = ("ungqr", "unmqr") if letter in "cz" else ("orgqr", "ormqr")
     routine = {x: getattr(scalapack, f"p{letter}{x}") for x in ("geqrf", form, apply)}
@@ -266,7 +266,7 @@ def test_qr(comm: Any, contexts: list[int], letter: str) -> None:
 
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) -> None:
-    """Pivots of LAPACK's geqp3 in up to 64 columns; |A P - Q R| <= 3 n eps |A|, with Q of p?ormqr; ipiv by columns."""
+    """Up to 64 columns, pivots equal LAPACK's geqp3; |A P - Q R| <= 3 n eps |A|, with Q by p?ormqr."""
     char, rng = LETTERS[letter], np.random.default_rng(21)
     factor, apply = (getattr(scalapack, f"p{letter}{x}") for x in ("geqpf", "unmqr" if letter in "cz" else "ormqr"))
     shapes = (31, 31), (17, 24), (140, 9), (1, 1), (70, 150), (9, 0)
@@ -279,7 +279,7 @@ def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) ->
         assert_unchanged(A, here)
         columns, start = A.here[1].ravel(), here[1].start
         order = np.zeros(n, int)
-        for where, values in comm.allgather((columns, ipiv[: len(columns)])):  # the same in all rows of the grid
+        for where, values in comm.allgather((columns, ipiv[: len(columns)])):  # ipiv is equal in all rows of the grid
             mine = (where >= start) & (where < start + n)
             before = order[where[mine] - start]
             assert (values[~mine] == -9).all() and ((before == 0) | (before == values[mine])).all()
@@ -304,7 +304,7 @@ def test_qr_with_column_pivoting(comm: Any, contexts: list[int], letter: str) ->
     ipiv, tau = np.zeros(12, int), np.zeros(12, char)
     good = [6, 5, A.local, 1, 1, A.desc, ipiv, tau]
     assert_refused(factor, good, {1: -1, 2: 2.5, 3: None, 4: 16, 5: 17, 6: 0, 7: tau, 8: ipiv})
-    short = np.zeros(max(0, A.inside[1].stop - 1), int)  # by one, if this process has the last columns
+    short = np.zeros(max(0, A.inside[1].stop - 1), int)  # too short, if this process has the last columns
     assert info(factor, 9, 9, A.local, 1, 1, A.desc, short, tau) == -7
     assert factor(0, 5, *good[2:]) == factor(5, 0, *good[2:]) == 0
     assert np.array_equal(A.local, A.before) and not ipiv.any() and not tau.any()
@@ -320,7 +320,7 @@ def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> Non
 
 
 def test_illegal_arguments_of_solves(comm: Any, contexts: list[int]) -> None:
-    """Numbers of arguments are ScaLAPACK's; an empty system leaves everything unchanged."""
+    """INFO numbers the arguments as ScaLAPACK does; an empty system leaves everything unchanged."""
     A, B = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2))
     a, b = (A.local, 1, 2, A.desc), (B.local, 2, 1, B.desc)
     for function, good, wrong in (

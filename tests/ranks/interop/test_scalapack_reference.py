@@ -1,6 +1,6 @@
-"""pdgemm.scalapack against ScaLAPACK: copies of the same local arrays, the same descriptors, the same results.
+"""pdgemm.scalapack and ScaLAPACK have the same results and INFO for equal local arrays and descriptors.
 
-Debian's library is called through ctypes, in an environment whose mpi4py uses the MPI that it is linked to:
+Debian's library is called through ctypes.  mpi4py must use the MPI library to which Debian's ScaLAPACK is linked;
 scripts/setup_parallel_hdf5.sh makes such an environment.
 """
 
@@ -25,7 +25,7 @@ BLOCKS = range(1, 7)
 
 
 class Both:
-    """A window of a random matrix in random blocks: array, first row and column and descriptor, for both libraries."""
+    """Arguments (array, i, j, descriptor) of both libraries for a window of a random matrix in random blocks."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Both:
 
 @pytest.mark.parametrize("letter", LETTERS)
 def test_gemm(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str) -> None:
-    """|C1 - C2| <= 16 eps (|alpha| |A| |B| + |beta| |C|), element by element."""
+    """|C1 - C2| <= 16 eps (|alpha| |A| |B| + |beta| |C|) for each element of both results."""
     char, rng = LETTERS[letter], np.random.default_rng(7)
     ours, theirs = getattr(scalapack, f"p{letter}gemm"), getattr(reference, f"p{letter}gemm_")
     alphas = [2, 3] + [2 - 1j] * (letter in "cz")
     cases = list(itertools.product(grids, SIZES if letter in "dz" else SIZES[:1], "NTC", "NTC"))
-    for grid, (m, n, k), ta, tb in cases[:: 1 if everything() else 7]:  # prime to the nine pairs
+    for grid, (m, n, k), ta, tb in cases[:: 1 if everything() else 7]:  # 7: all nine pairs (ta, tb) occur
         A = Both(rng, char, grid, (m, k) if ta == "N" else (k, m))
         B = Both(rng, char, grid, (k, n) if tb == "N" else (n, k))
         C = Both(rng, char, grid, (m, n))
@@ -93,7 +93,7 @@ def test_gemm(reference: ctypes.CDLL, grids: list[tuple[int, int]], letter: str)
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, 1)])
 def test_tran(reference: ctypes.CDLL, grids: list[tuple[int, int]], alpha: int, beta: int) -> None:
-    """Exactly equal, since these factors need at most one rounding."""
+    """Results are equal: these factors need at most one rounding."""
     rng = np.random.default_rng(8)
     for grid, (m, n, _) in itertools.product(grids, SIZES):
         A, C = Both(rng, "d", grid, (n, m)), Both(rng, "d", grid, (m, n))
@@ -105,7 +105,7 @@ def test_tran(reference: ctypes.CDLL, grids: list[tuple[int, int]], alpha: int, 
 
 
 def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
-    """Exactly equal, between contexts of any two shapes."""
+    """Results are equal, for copies between grids of any two shapes."""
     rng = np.random.default_rng(9)
     for one, other, (m, n, _) in itertools.product(grids, grids, SIZES):
         A, B = (Both(rng, "d", grid, (m, n), two=False) for grid in (one, other))  # the descriptor is of type 1
@@ -116,9 +116,9 @@ def test_gemr2d(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
 
 
 def test_info_of_bad_operands(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
-    """INFO of PB_Cchkmat for random arguments near their bounds; not for copies (RSRC_ = -1), which pdgemm refuses.
+    """INFO equals that of PB_Cchkmat for random arguments near their bounds, except RSRC_ = -1, which pdgemm refuses.
 
-    It checks descriptors of type 2, to which PDGEMM converts those of type 1.
+    PB_Cchkmat checks descriptors of type 2, to which PDGEMM converts those of type 1.
     """
     rng, local = np.random.default_rng(12), np.zeros(10_000)
     seen = set()
@@ -162,9 +162,9 @@ def test_grids_and_local_sizes(reference: ctypes.CDLL, grids: list[tuple[int, in
 
 
 def test_descriptors(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
-    """The entries of valid ones, and INFO of invalid ones.
+    """Entries of valid descriptors, and INFO of invalid ones, are equal.
 
-    Except for an invalid context: DESCINIT returns -6 (row irsrc is not within -1 rows), and pdgemm -8.
+    Except for an invalid context: DESCINIT returns -6 (irsrc is not one of -1 rows), and pdgemm -8.
     """
     for ours, theirs in grids:
         pr, pc = gridinfo(reference, theirs)[:2]
@@ -181,7 +181,7 @@ def test_descriptors(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> No
                 made, found = np.zeros(9), error.info
             assert found == info[0], (at, value)
             assert found or made.tolist() == [*desc[:1], ours, *desc[2:]]
-    reference._gfortran_flush_i4(None)  # DESCINIT prints messages, which the test captures
+    reference._gfortran_flush_i4(None)  # flush messages of DESCINIT, which the test captures
 
 
 def sides(values: np.ndarray, grid: tuple[int, int]) -> tuple[list[Any], list[Any]]:
@@ -191,11 +191,11 @@ def sides(values: np.ndarray, grid: tuple[int, int]) -> tuple[list[Any], list[An
 
 
 def test_illegal_arguments_of_eigenproblems(reference: ctypes.CDLL, grids: list[tuple[int, int]]) -> None:
-    """INFO of calls with one illegal argument.
+    """INFO of calls with one illegal argument is equal, with these exceptions.
 
-    But for the arguments of Z in PDSYEVR, which counts them 2 too high: its DESCZ, number 19, is number 21 there; for
-    rows and columns outside of A and Z: it names entry M_ or N_ of the descriptor, and we the first row or column; for
-    IA = 0 in PDPOTRI, which blames JA, and MB_ = 0, by which it divides; and for N = -1 in PDGESVD, which blames JOBU.
+    PDSYEVR numbers the arguments of Z 2 too high: its DESCZ, argument 19, is number 21.  For rows and columns outside
+    of A and Z, it names entry M_ or N_ of the descriptor, and pdgemm the first row or column.  PDPOTRI names JA if
+    IA = 0, and divides by MB_ = 0.  PDGESVD names JOBU if N = -1.
     """
     seen, work = set(), [np.zeros(20_000), 20_000, np.zeros(20_000, np.intc), 20_000]
     for grid in grids:
@@ -237,4 +237,4 @@ def test_illegal_arguments_of_eigenproblems(reference: ctypes.CDLL, grids: list[
                 assert caught.value.info == info[0], (name, number, value)
                 seen.add((name, caught.value.info))
     assert len(seen) >= 65
-    reference._gfortran_flush_i4(None)  # messages, which the test captures
+    reference._gfortran_flush_i4(None)  # flush messages, which the test captures

@@ -1,4 +1,4 @@
-"""Matrices with rows and columns scaled over the range of the type: as accurate as without the scales."""
+"""Matrices whose rows and columns are scaled over the range of the type: results are as accurate as without scales."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pdgemm.linalg.ranges import EQUILIBRATED
 pytestmark = [
     pytest.mark.mpi, pytest.mark.on_ranks(1, 2), pytest.mark.filterwarnings("error", "ignore::ResourceWarning"),
 ]  # fmt: skip
-PARTS, DRAWN = range(50 if everything() else 1), 8  # per type: PARTS times DRAWN matrices, with --all 2,000
+PARTS, DRAWN = range(50 if everything() else 1), 8  # matrices per type: len(PARTS) * DRAWN
 
 
 class Scaled(NamedTuple):
-    """A = 2^rows M 2^cols, exactly."""
+    """A matrix A = 2^rows M 2^cols, exactly, and its parts."""
 
     A: np.ndarray
     M: np.ndarray
@@ -34,7 +34,7 @@ class Scaled(NamedTuple):
 
 
 def powers_of(rng: np.random.Generator, n: int, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Draw powers of rows and columns for which elements near 1 stay in range, up to nearly both ends."""
+    """Draw exponents for rows and columns with which elements near 1 stay, or nearly stay, in the range of the type."""
     kind = np.finfo(dtype)
     low, high = int(kind.minexp) + int(kind.nmant), int(kind.maxexp) - 8
     share = rng.choice([0.0, 0.5, 1.0])  # share of the range for rows; columns have the rest
@@ -66,7 +66,7 @@ def drawn(rng: np.random.Generator, dtype: Any) -> Scaled:
 
 
 def accurate_determinant(M: np.ndarray) -> np.clongdouble:
-    """Compute it by elimination in numbers with 64 bits and a far larger range."""
+    """Return the determinant, by elimination in numbers of 64 bits with a far larger range of exponents."""
     x, result = M.astype(np.clongdouble), np.clongdouble(1)
     for k in range(len(x)):
         at = k + int(np.argmax(np.abs(x[k:, k])))
@@ -81,7 +81,10 @@ def accurate_determinant(M: np.ndarray) -> np.clongdouble:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_determinants_of_drawn_matrices(comm: Any, dtype: Any, part: int) -> None:
-    """Accurate to the condition of the scaled matrix, or all ranks warn; once needlessly, if M has zeros."""
+    """Determinants are accurate to the condition of the scaled matrix, or all ranks warn.
+
+    At most one warning is needless, for an M with zeros.
+    """
     rng, kind = np.random.default_rng([comm.size, part]), np.finfo(dtype)
     eps, needless = float(kind.eps), 0
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
@@ -115,7 +118,7 @@ def test_determinants_of_drawn_matrices(comm: Any, dtype: Any, part: int) -> Non
 
 
 def test_a_zero_pivot_of_products_that_underflow(comm: Any) -> None:
-    """The determinant is -t^2 y, but t y is 0 in float32; without underflow a zero stays zero."""
+    """The determinant is -t^2 y, but t y is 0 in float32: a warning.  Without underflow the determinant 0 is exact."""
     t = y = 1e-30
     x = np.array([[1, 1, 0, 0], [1, 1, t, 0], [0, t, 0, 1], [0, 0, 1, y]], "f4")
     with ProcessGrid(comm) as grid:
@@ -126,7 +129,7 @@ def test_a_zero_pivot_of_products_that_underflow(comm: Any) -> None:
 
 
 def well(kind: str, n: int, dtype: Any) -> np.ndarray:
-    """Return a well-conditioned matrix of a structure."""
+    """Return a well-conditioned matrix with the structure `kind`, a value of `assume_a`."""
     general, definite = rng_matrix(n, n, dtype, seed=1), positive_definite(n, dtype)
     matrices: dict[str, np.ndarray] = {
         "gen": general, "sym": general + general.T, "her": general + general.conj().T, "pos": definite,
@@ -138,14 +141,15 @@ def well(kind: str, n: int, dtype: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_solutions_and_inverses(comm: Any, dtype: Any) -> None:
-    """Of 2^rows M 2^cols: as accurate as of M, without a warning; right-hand sides have very different scales, too."""
+    """For 2^rows M 2^cols, results are as accurate as for M, without a warning, also for scaled right-hand sides."""
     rng, n, kind = np.random.default_rng(5), 12, np.finfo(dtype)
     end, refinable = int(kind.maxexp) * 3 // 8 - 4, np.dtype(dtype).char in "dD"
     with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid, warnings.catch_warnings():
         for how, transposed, refine in itertools.product(STRUCTURES, (False, True), (False, True)[: 1 + refinable]):
             if refine and how != "gen":
                 continue
-            warnings.simplefilter("ignore" if how == "diagonal" else "error")  # its condition is A's, as in SciPy
+            # a diagonal matrix is not scaled, and warned of by its condition, as in SciPy
+            warnings.simplefilter("ignore" if how == "diagonal" else "error")
             M = well(how, n, dtype)
             rows, cols, right = (rng.integers(-end, end, k) for k in (n, n, 3))
             cols = cols if how == "gen" or "triangular" in how else rows
@@ -170,7 +174,7 @@ def test_solutions_and_inverses(comm: Any, dtype: Any) -> None:
 
 
 def test_rows_that_mislead_pivoting(comm: Any) -> None:
-    """A large element makes the first row the pivot row, and others of its elements are lost: as LAPACK's gesvx."""
+    """Unscaled, the first row would be the pivot row and lose digits; the result is right, as by LAPACK's gesvx."""
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(np.array([[10, 1e20], [1, 1]]), grid=grid, block=1)
         assert np.allclose(linalg.solve(A, np.array([1e20, 2])), [1, 1], rtol=1e-15)
@@ -178,7 +182,7 @@ def test_rows_that_mislead_pivoting(comm: Any) -> None:
 
 @pytest.mark.parametrize("how", ["gen", "pos"])
 def test_condition_numbers(comm: Any, how: Any) -> None:
-    """With scaled rows, or rows and columns, where multipliers underflow in the matrix's type."""
+    """For matrices with scaled rows, or rows and columns, whose multipliers underflow in the matrix's type."""
     n = 6
     rows = np.where(np.arange(n) % 2, -90, 90) // (2 if how == "pos" else 1)
     cols = rows if how == "pos" else 0 * rows
@@ -192,7 +196,7 @@ def test_condition_numbers(comm: Any, how: Any) -> None:
 
 @pytest.mark.parametrize(("dtype", "most", "least"), [("d", 1e300, 1e-30), ("f", 1e30, 1e-10)])
 def test_no_element_is_lost_by_scaling(comm: Any, dtype: str, most: float, least: float) -> None:
-    """A triangle whose diagonal would underflow, and a right-hand side that is zero in single precision."""
+    """A triangle whose scaled diagonal would underflow; a right-hand side that would be zero in single precision."""
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         A = DistMatrix.from_global(np.array([[1, most, least], [0, least, most], [0, 0, 1]], dtype), grid=grid)

@@ -1,4 +1,4 @@
-"""Cholesky, LU and Householder factors: SLATE's errors, LAPACK's pivots, any layouts, words as predicted."""
+"""Cholesky, LU and Householder factors: within SLATE's bounds, LAPACK's pivots, any layouts, words as predicted."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from pdgemm.transport.panels.task import Task
 pytestmark = pytest.mark.mpi
 
 RECTANGLES = [(50, 50, 7), (90, 90, (48, 32)), (80, 30, 16), (40, 90, (16, 9)), (80, 80, None), (9, 1, 2), (0, 3, 2)]
-LAYOUTS: dict[str, list[tuple[int, int, Any]]] = {  # m, n and blocks
+LAYOUTS: dict[str, list[tuple[int, int, Any]]] = {  # (m, n, blocks)
     "lower": [(1, 1, 1), (50, 50, 7), (110, 110, (48, 32))], "upper": [(90, 90, None), (130, 130, (100, 30))],
     "lu": RECTANGLES[:6], "householder": RECTANGLES,
 }  # fmt: skip
 
 
 def of_lower(A: Any, **how: Any) -> tuple[Any, np.ndarray]:
-    """Return the factor, and the product of the factors."""
+    """Return L, and L L^H."""
     L = linalg.cholesky(A, **how)
     return L, wide(L.allgather()) @ wide(L.allgather()).conj().T
 
@@ -61,7 +61,7 @@ def of_lu(A: Any, **how: Any) -> tuple[Any, np.ndarray]:
 
 
 def of_householder(A: Any, **how: Any) -> tuple[Any, np.ndarray]:
-    """Check that Q is orthonormal, and that R has zeros and is the same without Q."""
+    """Check that Q is orthonormal, and that R is triangular and equal without Q; return R, and Q R."""
     (m, n), k = A.shape, min(A.shape)
     alone: Any = None if how else linalg.householder_qr(A, want_q=False)[1]
     Q, R = linalg.householder_qr(A, **how)
@@ -76,7 +76,7 @@ WAYS: dict[str, Any] = {"lower": of_lower, "upper": of_upper, "lu": of_lu, "hous
 
 
 def error(A: np.ndarray, product: np.ndarray) -> float:
-    """|A - product|_1 / (max(m, n) |A|_1 u); complex: Higham 2002, 3.6."""
+    """Return |A - product|_1 / (max(m, n) |A|_1 u); complex: divided by sqrt 8 (Higham 2002, 3.6)."""
     return relative(wide(A) - product, norm(A), A.dtype, max(A.shape)) / (np.sqrt(8) if A.dtype.kind == "c" else 1)
 
 
@@ -107,14 +107,14 @@ def test_factors(comm: Any, kind: str, layout: Any, dtype: str, order: Any, way:
                 assert np.array_equal(factors.pivots, scipy.linalg.lu_factor(given)[1]) and factors.zero_pivot == 0
             elif kind != "householder":
                 assert not factors.allgather()[~kept].any()
-            elif given.size:  # R has the moduli of LAPACK's
+            elif given.size:  # moduli of R equal LAPACK's
                 r, reference = abs(factors.allgather()), abs(scipy.linalg.qr(given, mode="r")[0][: min(m, n)])
                 assert norm(r - reference) <= 100 * m * np.finfo(dtype).eps * norm(reference)
 
 
 @square_grid
 def test_not_positive_definite(comm: Any) -> None:
-    """All ranks raise the same error, with the index of LAPACK; NaN is not positive, wherever it is."""
+    """All ranks raise the same error, with LAPACK's index of the minor; NaN anywhere is not positive."""
     shapes, bad = grid_shapes(comm.size), [(0, 0, -1), (8, 8, -1), (59, 59, -1), (4, 4, np.nan), (9, 3, np.nan)]
     for number, (row, col, value) in enumerate(bad):
         S = positive_definite(60, "float64")
@@ -167,7 +167,7 @@ def test_bad_matrices(comm: Any, kind: str, dtype: str) -> None:
         if kind in DEFINITE:
             S = DEFINITE[kind](60, dtype)
             product = of_lower(DistMatrix.from_global(S, grid=grid, block=8))[1]
-            reference = wide(np.linalg.cholesky(S))  # factors differ by the condition times u, residuals do not
+            reference = wide(np.linalg.cholesky(S))  # compare residuals: factors differ by cond * u
             assert error(S, product) <= min(EPS, 3 * error(S, reference @ reference.conj().T) + 0.1)
         if kind not in ("tiny and huge", "zero"):
             factors, product = of_lu(A)
@@ -176,13 +176,13 @@ def test_bad_matrices(comm: Any, kind: str, dtype: str) -> None:
             assert kind != "wilkinson" or upper[-1, -1] == 2.0**59
         for columns in (slice(None), slice(0, 20)):
             part, product = wide(given[:, columns]), of_householder(A[:, columns])[1]
-            sizes = abs(part).max(axis=0)  # moduli, whose squares overflow, are not squared
+            sizes = abs(part).max(axis=0)  # no squares: they would overflow
             assert (abs(part - product).max(axis=0) <= 10 * 60 * np.finfo(dtype).eps * sizes).all()
 
 
 @square_grid
 def test_singular(comm: Any) -> None:
-    """With a column of zeros: factors equal LAPACK's, determinants are 0, and all ranks raise one error."""
+    """With a column of zeros, factors equal LAPACK's, determinants are 0, and in solves all ranks raise one error."""
     for at, shape in in_turn((1, 9, 30), grid_shapes(comm.size)):
         given = rng_matrix(30, 30, "float64")
         given[:, at - 1] = 0
@@ -267,7 +267,7 @@ def test_full_node_memory(comm: Any, monkeypatch: Any) -> None:
 
 
 def test_method_of_qr(comm: Any) -> None:
-    """The diagonal of `qr` is not negative, as with its other methods."""
+    """`qr` by reflections: the diagonal of R is not negative, as by its other methods."""
     for (m, n, block), dtype in in_turn([(60, 45, 8), (45, 60, None), (0, 3, 8), (140, 130, None)], DTYPES):
         given = rng_matrix(m, n, dtype)
         with ProcessGrid(comm) as grid:
@@ -281,7 +281,7 @@ def test_method_of_qr(comm: Any) -> None:
 
 @pytest.fixture
 def late(comm: Any, monkeypatch: Any) -> None:
-    """Pause after every third wait for a panel, or announcement of one."""
+    """Pause after some waits for a panel and announcements of one (30%, drawn)."""
     draw, wait, announce = random.Random(comm.rank), Task.wait, InPlace.announce
 
     def pause() -> None:
@@ -301,7 +301,7 @@ def late(comm: Any, monkeypatch: Any) -> None:
 
 
 @square_grid
-@pytest.mark.parametrize(("block", "at"), in_turn([(7, 5), (16, 9), 8], range(3)))  # several panels per owner
+@pytest.mark.parametrize(("block", "at"), in_turn([(7, 5), (16, 9), 8], range(3)))  # a rank has several panels
 def test_late_ranks(comm: Any, late: None, block: Any, at: int) -> None:
     n, S, x, b = 60, positive_definite(60, "float64"), rng_matrix(60, 60, "float64"), rng_matrix(60, 9, "float64")
     _, pivots = scipy.linalg.lu_factor(x)

@@ -1,4 +1,4 @@
-"""Powers, exponentials, norms, condition numbers and products against NumPy and SciPy on the whole matrix."""
+"""Powers, exponentials, norms, condition numbers and products, compared with NumPy's and SciPy's."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_matrix_power(comm: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize(("size", "dtype"), in_turn([0, 1e-3, 0.3, 3, 40], DTYPES, 1))
 def test_expm(comm: Any, size: float, dtype: str) -> None:
-    """Against SciPy in double precision; the condition number of e^A is at least |A|, and equal to it for normal A."""
+    """Compared with SciPy in double precision; the condition number is at least |A|, and |A| for normal A."""
     x = rng_matrix(13, 13, dtype)
     x = (x - x.conj().T if size > 3 else x) * np.asarray(size / np.linalg.norm(x, 1), x.real.dtype)
     exact = scipy.linalg.expm(wide(x))
@@ -84,7 +84,7 @@ def test_expm(comm: Any, size: float, dtype: str) -> None:
 
 
 def test_expm_of_matrices_far_from_normal(comm: Any) -> None:
-    """Scaling follows |A^2|^(1/2), not |A|: the classic example of too many squarings."""
+    """The number of squarings depends on |A^2|^(1/2), not on |A|, which would be too many (the classic examples)."""
     cases = [np.array([[1, 1e6], [0, -1]]), np.diag(np.full(5, 1e8), 1), np.triu(np.ones((7, 7))) * 3, np.zeros((0, 0))]
     for x in cases:
         exact = scipy.linalg.expm(x)
@@ -93,10 +93,10 @@ def test_expm_of_matrices_far_from_normal(comm: Any) -> None:
             assert np.abs(X.allgather() - exact).max(initial=0) <= 1e3 * 2.3e-16 * np.abs(exact).max(initial=0)
             assert X.report.steps <= 8 or x.shape == (6, 6)
     i = np.arange(9)
-    for size in (1.09, 2.18, 4.36):  # just below 2^s theta, the next number of squarings; against the series
+    for size in (1.09, 2.18, 4.36):  # just below 2^s theta, where the number of squarings grows
         series = np.array([sum(size ** (k + 9 * j) / factorial(k + 9 * j) for j in range(12)) for k in i])
         exact = series[(i[:, None] - i) % 9]
-        with laid_out(comm, size * np.roll(np.eye(9), 1, axis=0)) as A:  # with full norms of all powers
+        with laid_out(comm, size * np.roll(np.eye(9), 1, axis=0)) as A:  # powers have large norms, too
             assert np.linalg.norm(linalg.expm(A).allgather() - exact) <= 9 * eps_of(exact) * size * np.linalg.norm(
                 exact
             )
@@ -108,7 +108,7 @@ def test_norms(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
     with laid_out(comm, x) as A:
         for kind in (None, "fro", "nuc", 1, -1, np.inf, -np.inf, 2, -2):
             found, close = linalg.norm(A, kind), 1e-6 if eps_of(x) > 1e-10 else 1e-10
-            least = 30 * 29 * eps_of(x) * np.linalg.norm(x) if kind == -2 else 0  # singular values have absolute errors
+            least = 30 * 29 * eps_of(x) * np.linalg.norm(x) if kind == -2 else 0  # absolute error of singular values
             assert np.isclose(found, np.linalg.norm(wide(x), kind), rtol=close, atol=least)
             assert np.linalg.norm(A, kind) == found == (A.norm() if kind is None else A.norm(kind))
             same_on_all(comm, found)
@@ -116,7 +116,7 @@ def test_norms(comm: Any, dtype: str, shape: tuple[int, int]) -> None:
 
 
 def test_norms_of_few_elements(comm: Any) -> None:
-    """Zeros, NaN and infinity, and no elements, for which the least sum is not defined, as in NumPy."""
+    """Zeros, NaN and infinity; and no elements, for which the least sum is not defined, as in NumPy."""
     kinds: tuple[Any, ...] = ("fro", "nuc", 1, -1, np.inf, -np.inf, 2, -2)
     with ProcessGrid(comm) as grid, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -175,7 +175,7 @@ def test_condition_numbers_that_are_infinite_or_hard_to_estimate(comm: Any) -> N
     singular = np.diag([2.0, 1, 0])
     infinite, nan = np.where(singular > 1, np.inf, singular), np.full((3, 3), np.nan)
     for y, expected in ((singular, np.inf), (singular * 0, np.inf), (nan, np.nan), (infinite, np.inf)):
-        with laid_out(comm, y) as A:  # as in NumPy, where its SVD does not raise LinAlgError
+        with laid_out(comm, y) as A:  # equal to NumPy's, unless its SVD raises LinAlgError
             for p in (1, -1, np.inf, -np.inf, "fro", None, 2):
                 assert np.array_equal(linalg.cond(A, p), expected, equal_nan=True), (y, p)
             assert np.array_equal(linalg.cond(A, -2), 0 if y is singular else expected, equal_nan=True)
@@ -183,7 +183,7 @@ def test_condition_numbers_that_are_infinite_or_hard_to_estimate(comm: Any) -> N
     with laid_out(comm, h) as A:
         found = [linalg.cond(A, p, assume_a="pos") for p in (1, 2)]
         assert np.allclose(found, [np.linalg.cond(h, p) for p in (1, 2)], rtol=0.03)
-    x = np.linalg.inv([[-1.0, 2, -2], [0, 2, -2], [0, 0, 1]])  # Hager's steps end at 1, its norm is 5
+    x = np.linalg.inv([[-1.0, 2, -2], [0, 2, -2], [0, 0, 1]])  # Hager's estimate ends at 1; the norm is 5
     with laid_out(comm, x) as A:
         assert linalg.cond(A, 1) >= 3.7 * np.linalg.norm(x, 1)
 
@@ -200,7 +200,7 @@ def test_kron(comm: Any, dtype: str) -> None:
             found = linalg.kron(first, second)
             assert np.array_equal(found.allgather(), exact) and found.dtype == exact.dtype
             assert found.report.counted == found.report.predicted
-            assert found.report.counted.words_received == second.size - second.stored.size  # elements not on this rank
+            assert found.report.counted.words_received == second.size - second.stored.size  # elements of other ranks
         assert np.array_equal(np.kron(A, B).allgather(), np.kron(x, y))
         assert linalg.kron(A[:0, :], B).shape == (0, 20) and linalg.kron(A, B[:, :0]).shape == (21, 0)
 

@@ -1,4 +1,4 @@
-"""Least squares on every grid, of any rank, against NumPy."""
+"""Least squares of any rank on every grid, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("m", "n", "rank", "way"), WAYS)
 def test_against_numpy(comm: Any, m: int, n: int, rank: int, way: str, monkeypatch: Any) -> None:
-    """The shortest X, and the rank; shared : as above 512 singular values, where the triangle is distributed."""
+    """The X of least norm, and the rank.   shared : the triangle is distributed, as beyond 512 singular values."""
     monkeypatch.setattr("pdgemm.linalg.factors.householder.BLOCK", 8)  # several panels
     if way == "shared":
         monkeypatch.setattr("pdgemm.linalg.singular.svd.ON_ONE_RANK", 2)
@@ -86,8 +86,8 @@ def spectra(k: int, eps: float) -> dict[str, np.ndarray]:
 @pytest.mark.on_ranks(1, 2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ranks_of_graded_matrices(comm: Any, dtype: str, monkeypatch: Any) -> None:
-    """The rank equals that of LAPACK's gelsy, and gelsd's unless a value is near the cut."""
-    monkeypatch.setattr("pdgemm.linalg.singular.lstsq.BLOCK", 7)  # columns of R that one rank factors at a time
+    """The rank equals that of LAPACK's gelsy; gelsd's, too, unless a singular value is near the tolerance."""
+    monkeypatch.setattr("pdgemm.linalg.singular.lstsq.BLOCK", 7)  # columns of R factored on one rank at a time
     eps = float(np.finfo(dtype).eps)
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         m, n = ((20, 20), (40, 20), (20, 40))[(comm.size + DTYPES.index(dtype)) % 3]
@@ -122,7 +122,7 @@ def test_values_near_the_tolerance_are_warned_of(comm: Any) -> None:
                     with pytest.warns(scipy.linalg.LinAlgWarning, match=f"{beside} singular values? of A cannot be"):
                         found = call()
                     rank = found if isinstance(found, int) else found[2]
-                    assert kept <= rank <= kept + beside * (turn % 2 == 0)  # values of a diagonal matrix are exact
+                    assert kept <= rank <= kept + beside * (turn % 2 == 0)  # exact for diagonal matrices
             for rcond, rank in ((0.7, 2), (0.3, 5), (0.01, 6), (1e-4, 8)):
                 assert linalg.lstsq(A, b, rcond=rcond)[2] == linalg.matrix_rank(A, rtol=rcond) == rank
             zero = A * 0
@@ -130,14 +130,14 @@ def test_values_near_the_tolerance_are_warned_of(comm: Any) -> None:
 
 
 def test_backward_error(comm: Any) -> None:
-    """A^H r = 0 up to errors of A: |A^H r| <= c eps |A| |r| for any condition number (Higham 2002, 20.7)."""
+    """|A^H r| <= c eps |A| (|r| + |A| |x|) for any condition number (Higham 2002, 20.7)."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for kappa in (1e1, 1e6, 1e12):
             a, b = conditioned(200, 10, kappa, "float64"), rng_matrix(200, 1)[:, 0]
             x, (square,), rank, s = lstsq(DistMatrix.from_global(a, grid=grid), b)
             r = b - a @ x
             assert rank == 10 and np.isclose(s[0] / s[-1], kappa, rtol=1e-3)
-            error = (np.finfo(float).eps * kappa) ** 2  # in the range of A, to second order
+            error = (np.finfo(float).eps * kappa) ** 2  # the error of r in the range of A, squared
             assert np.isclose(square, np.linalg.lstsq(a, b)[1][0], rtol=1e-13 + 10 * error)
             size = np.linalg.norm(a, 2) * (np.linalg.norm(r) + np.linalg.norm(a) * np.linalg.norm(x))
             assert np.linalg.norm(a.T @ r) <= 20 * np.finfo(float).eps * size

@@ -1,4 +1,4 @@
-"""Plans of factorisations and solves: planned figures equal counted ones, step by step and in total."""
+"""Plans of factorisations and solves: planned figures equal counted ones, for each step and in total."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.mpi
 
 
 def same(plan: Any, report: Any, rank: int) -> None:
-    """Compare the words and messages of this rank, the flops of all, and the predictions of the report."""
+    """Check a plan against a report: words and messages of this rank, flops of all ranks, memory."""
     assert report.counted == report.predicted, str(report)
     assert plan.traffic(rank) == report.counted, f"{plan}\n{report}"
     run, counted = plan.simulate(), report.counted
@@ -86,7 +86,7 @@ def test_planned_figures_equal_counted_ones(comm: Any, at: int, block: Any, dtyp
 
 
 def test_counts_that_depend_on_elements(comm: Any) -> None:
-    """The numbers of corrections of `solve` and of rows that LU exchanges; all else as planned."""
+    """Corrections of `solve` and row exchanges of LU depend on elements; all other counts are as planned."""
     with ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(np.triu(rng_matrix(80, 80, "float64")) + 9 * np.eye(80), grid=grid, block=16)
         B = DistMatrix.random((80, 4), grid=grid, seed=3)
@@ -124,7 +124,7 @@ _FUNCTIONS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
 
 
 def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given the number of steps, counted words, messages and flops equal the planned ones."""
+    """If the plan has the number of steps of the run, words, messages and flops equal the planned ones."""
     monkeypatch.setattr("pdgemm.linalg.eigen.division.SMALL", SIZE // 2)
     monkeypatch.setattr("pdgemm.linalg.eigen.eigh._method", lambda *_: "division")
     q, noise = np.linalg.qr(rng_matrix(SIZE, SIZE, "d"))[0], np.linspace(2, 2.1, SIZE)
@@ -161,10 +161,10 @@ def test_functions_of_matrices(comm: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_functions_without_a_report(comm: Any) -> None:
-    """Norms, condition numbers and determinants are planned by the same code, and so is a user's function."""
+    """Norms, condition numbers, determinants and functions of users are planned; their reductions are counted."""
 
     def of_vectors(plan: Any) -> Any:
-        """Return the traffic of this rank in the plan's reductions."""
+        """Return the planned traffic of this rank in reductions."""
         stages = [stage for _, stage in plan.stages if isinstance(stage, ToAllRanks)]
         return sum((stage.traffic(comm.rank) for stage in stages), Traffic())
 
@@ -172,7 +172,7 @@ def test_functions_without_a_report(comm: Any) -> None:
         A, x = DistMatrix.random((60, 60), grid=grid, seed=1), DistMatrix.random((60, 3), grid=grid, seed=2)
         factors, one = linalg.plan(linalg.lu_factor, A), linalg.plan(linalg.cond, A, 1)
         for name in ("det", "slogdet"):
-            stages = linalg.plan(name, A).stages  # the sizes of rows and columns, the factors, and the condition
+            stages = linalg.plan(name, A).stages  # sizes of rows and columns, LU, condition
             first = stages.index(factors.stages[0])
             assert stages[first : first + len(factors.stages)] == factors.stages
         for function, *arguments in (
@@ -197,7 +197,7 @@ def test_functions_without_a_report(comm: Any) -> None:
         assert len(two[1].stages) > len(two[0].stages) > len(factors.stages)
         assert not linalg.plan(np.sin, A).stages
         values = linalg.plan(linalg.svdvals, x)
-        rank = linalg.plan(linalg.matrix_rank, x)  # it also looks for the largest element
+        rank = linalg.plan(linalg.matrix_rank, x)  # it also reduces the largest element
         assert len(rank.stages) == len(values.stages) + (comm.size > 1) and rank.stages[-1] == values.stages[-1]
         assert values.stages[-1][1].algorithm == "svd"
         assert len(linalg.plan(lambda A, x: pdgemm(2, A, pdgemm(1, A, x), -1, x.copy()), A, x).stages) == 2
@@ -207,7 +207,7 @@ def test_functions_without_a_report(comm: Any) -> None:
             with pytest.raises(GridError, match="pass all of them to plan"):
                 linalg.plan(other, x)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # no warnings about decisions of elements
+            warnings.simplefilter("error")  # a plan does not warn of elements
             for planned in (
                 linalg.plan("svd", A, k=2, oversample=2, tolerance=0.1),
                 linalg.plan("solve", A, x),
@@ -228,7 +228,7 @@ class Shifted:
 
 
 def test_functions_with_addresses_and_arguments(comm: Any) -> None:
-    """Ranks compare the function and its arguments, not their addresses in memory."""
+    """Ranks compare the planned function and its arguments, not their addresses in memory."""
 
     def applied(function: Any, A: Any) -> Any:
         return function(A)
@@ -253,7 +253,7 @@ def test_bad_arguments(comm: Any) -> None:
         A, call = DistMatrix.eye(4, grid=grid), linalg.plan
         for wrong, message in (
             ((3, A), "plan takes a function of matrices, or one of .*; got 3"),
-            (("cholesk", A), "or one of LU, cho_factor, .*; got 'cholesk'"),
+            (("cholesk", A), "or one of the names LU, cho_factor, .*; got 'cholesk'"),
             (("cholesky", A, A), "takes the arguments of cholesky, A, lower, overwrite_a: too many positional"),
             ((linalg.trmm, A), "missing a required argument: 'B'"),
             ((linalg.svd, A, 9), "k = 9 is more than the 4 singular values"),

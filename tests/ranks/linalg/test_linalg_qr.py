@@ -1,4 +1,4 @@
-"""QR with column pivoting, and of tall matrices by products: LAPACK's errors, pivots, hard matrices, words."""
+"""QR with column pivoting, and QR of tall matrices by products: errors, pivots, difficult matrices, words."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pdgemm.names import AnyName
 pytestmark = pytest.mark.mpi
 
 THRESHOLD = 30  # LAPACK's tests pass below this ratio
-LAYOUTS = [  # rows, columns and blocks
+LAYOUTS = [  # (m, n, blocks)
     (1, 1, 1), (9, 3, 2), (35, 35, 7), (40, 31, None), (23, 40, (8, 12)), (0, 3, 2),
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def rest(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let small matrices have many panels; one rank factors the last 20 rows, or "rest" rows if a test sets it."""
+    """Use panels of 8 columns; one rank factors the last 20 rows, or as many as the parameter "rest" says."""
     wanted = getattr(request, "param", 20)
     monkeypatch.setattr("pdgemm.linalg.factors.householder.BLOCK", 8)
     monkeypatch.setattr("pdgemm.linalg.factors.householder.REST", wanted)
@@ -39,7 +39,7 @@ def rest(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def ratios(A: np.ndarray, Q: np.ndarray, R: np.ndarray, p: np.ndarray) -> tuple[float, float]:
-    """|A P - Q R| / (max(m, n) |A| eps) and |Q^H Q - I| / (m eps), in 1-norms, as in LAPACK's test of geqp3."""
+    """Return |A P - Q R| / (max(m, n) |A| eps) and |Q^H Q - I| / (m eps), in 1-norms, as in LAPACK's test of geqp3."""
     eps, q, (m, n) = float(np.finfo(A.dtype).eps), wide(Q), A.shape
     size = np.linalg.norm(wide(A), 1) or 1
     residual, departure = wide(A)[:, p] - q @ wide(R), q.conj().T @ q - np.eye(min(m, n))
@@ -75,21 +75,21 @@ def test_factors(comm: Any, layout: Any, dtype: str, order: Any, rest: int) -> N
 
 
 def stairs(n: int, dtype: str) -> np.ndarray:
-    """Return Stewart's devil's stairs: singular values in long steps."""
+    """Return Stewart's devil's stairs: a matrix whose singular values fall in long steps."""
     left, right = (np.linalg.qr(rng_matrix(n, n, dtype, seed=x).astype("D"))[0] for x in (1, 2))
     x = left * 10.0 ** -(np.arange(n) // 12 / 2) @ right
     return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
 
 
 def hidden(n: int, dtype: str) -> np.ndarray:
-    """Return columns mostly near a space of 3 dimensions; the others are the last and shorter."""
+    """Return columns near a space of 3 dimensions, except for the last 20, which are shorter."""
     x = rng_matrix(n, 3, dtype) @ rng_matrix(3, n, dtype, seed=1) + 1e-3 * rng_matrix(n, n, dtype, seed=2)
     x[:, -20:] = 0.1 * rng_matrix(n, 20, dtype, seed=3)
     return x.astype(dtype)
 
 
 def clustered(n: int, dtype: str) -> np.ndarray:
-    """Return a matrix with half of the singular values 1, the others 1e-4, and the columns of the large ones last."""
+    """Return a matrix whose singular values are 1 (columns of the second half, nearly) and 1e-4."""
     x = np.linalg.qr(rng_matrix(n, n, dtype).astype("D"))[0]
     x = (x * np.where(np.arange(n) < n // 2, 1e-4, 1)) @ np.linalg.qr(np.eye(n) + 0.01 * rng_matrix(n, n, dtype))[0]
     return (x if np.dtype(dtype).kind == "c" else x.real).astype(dtype)
@@ -103,7 +103,7 @@ QUALITY: list[Callable[[int, str], np.ndarray]] = [
 @pytest.mark.on_ranks(1, 2)
 @pytest.mark.parametrize(("make", "dtype", "rest"), third(pairs(QUALITY, DTYPES, (0, 20))), indirect=["rest"])
 def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dtype: str, rest: int) -> None:
-    """|r_jj| / s_j stays within the ratios of LAPACK's pivots, up to a factor of 4; so do the sizes of later rows."""
+    """|r_jj| / s_j is within the range of LAPACK's ratios up to a factor of 4, and no row exceeds 4 r_jj."""
     whole = make(96, dtype)
     s = np.linalg.svd(wide(whole), compute_uv=False)
     best = abs(scipy.linalg.qr(wide(whole), mode="r", pivoting=True)[0].diagonal()) / s
@@ -113,10 +113,10 @@ def test_diagonal_is_about_as_large_as_singular_values(comm: Any, make: Any, dty
         assert max(ratios(whole, Q.allgather(), r, p)) < THRESHOLD
     ratio = r.diagonal().real / s
     assert best.min() / 4 < ratio.min() and ratio.max() < 4 * best.max(), (ratio.min(), ratio.max(), best.min())
-    assert (abs(r).max(axis=1) < 4 * r.diagonal().real).all()  # no element of a row exceeds its pivot by much
+    assert (abs(r).max(axis=1) < 4 * r.diagonal().real).all()  # in row j
 
 
-RANKS = [(40, 40, 1), (40, 40, 8), (50, 40, 21), (40, 50, 33), (30, 30, 0)]  # rows, columns and the rank
+RANKS = [(40, 40, 1), (40, 40, 8), (50, 40, 21), (40, 50, 33), (30, 30, 0)]  # (m, n, rank)
 
 
 @pytest.mark.parametrize(("sizes", "dtype", "rest"), third(pairs(RANKS, DTYPES, (0, 20))), indirect=["rest"])
@@ -136,9 +136,9 @@ def test_rank_is_revealed(comm: Any, sizes: tuple[int, int, int], dtype: str, re
 @pytest.mark.on_ranks(1, 4)
 @pytest.mark.parametrize("rest", [0], indirect=True)
 def test_sketches_are_drawn_again(comm: Any, rest: int) -> None:
-    """If the trailing matrix falls by more digits than a sketch has, the largest columns are still chosen."""
+    """The largest columns are chosen even if the trailing matrix becomes smaller than rounding errors of a sketch."""
     whole, large = rng_matrix(40, 40) * np.repeat([1, 1e-12, 1e-30], [8, 8, 24])[:, None], np.arange(28, 36)
-    whole[:16, large] *= 0.01  # not chosen in the first two panels
+    whole[:16, large] *= 0.01  # small in the first two panels
     whole[16:, large] *= 1e6
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -150,7 +150,7 @@ def test_sketches_are_drawn_again(comm: Any, rest: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "rest"), in_turn(DTYPES, (0, 20)), indirect=["rest"])
 def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
-    """Pivots are chosen among all n <= BLOCK columns, even with fewer rows: the first columns are zero."""
+    """If n <= BLOCK, pivots are chosen among all columns, even with fewer rows: here the first columns are zero."""
     whole = np.zeros((5, 8), dtype)
     whole[:, 5:] = rng_matrix(5, 3, dtype)
     for shape in grid_shapes(comm.size):
@@ -166,7 +166,7 @@ def test_wide_matrices_of_one_panel(comm: Any, dtype: str, rest: int) -> None:
 
 @square_grid
 def test_pivots_do_not_depend_on_layouts(comm: Any) -> None:
-    """Pivots are the same in every layout, of views and transposed matrices; R is equal up to rounding."""
+    """Pivots are equal for every layout, view and transpose of a matrix; R is equal up to rounding."""
     whole = rng_matrix(20, 29) * np.linspace(1, 3, 29)
     seen = list[tuple[np.ndarray, np.ndarray]]()
     for A in matrices_in_turn(comm, whole):
@@ -178,7 +178,7 @@ def test_pivots_do_not_depend_on_layouts(comm: Any) -> None:
 
 
 def test_scales_and_bad_numbers(comm: Any) -> None:
-    """Sketches of the largest numbers do not overflow, columns fall by 1e300, and NaN gives NaN, not a hang."""
+    """Numbers near overflow, columns that fall by 1e300, and NaN, whose result is NaN and no hang."""
     x = rng_matrix(40, 40)
     with ProcessGrid(comm) as grid:
         for whole in (x * 1e-290, x / abs(x).max() * 1e304, x * np.logspace(-290, 0, 40)):
@@ -195,7 +195,7 @@ def test_scales_and_bad_numbers(comm: Any) -> None:
 @square_grid
 @pytest.mark.parametrize("rest", [0, 20], indirect=True)
 def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
-    """Counted figures equal planned ones for the pivots of the plan, which are drawn; panels as usual."""
+    """With the pivots that a plan assumes (random ones), counted figures equal planned ones."""
 
     def planned(X: np.ndarray) -> np.ndarray:
         return np.random.default_rng(X.shape[1]).permutation(X.shape[1])
@@ -230,7 +230,7 @@ def test_plans(comm: Any, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
 
 @pytest.mark.parametrize("rest", [0], indirect=True)
 def test_on_a_device(comm: Any, rest: int) -> None:
-    """Only the sketch, rows of R and small factors pass through the host, and all ranks work."""
+    """Pivoting on a device equals that on the host; a tall matrix is factored by LAPACK on the host."""
     whole, fake = rng_matrix(40, 30), AnyName("fake")
     with fake_device("late"), ProcessGrid(comm) as grid:
         A = DistMatrix.from_global(whole, grid=grid, device=fake, block=8)
@@ -258,7 +258,7 @@ SHAPES = [(61, 7), (7, 7), (5, 1), (9, 8), (40, 0), (7, 20), (1, 5), (0, 3)]
 
 
 def hard(m: int, n: int) -> dict[str, np.ndarray]:
-    """Return matrices that are hard to factor, and their names."""
+    """Return matrices that are difficult to factor, by name."""
     x, kahan = rng_matrix(m, n), np.zeros((m, n))
     sine, cosine = np.sin(1.2), np.cos(1.2)  # Higham 2002, 8.3
     kahan[:n] = sine ** np.arange(n)[:, None] * (np.eye(n) - cosine * np.triu(np.ones((n, n)), 1))
@@ -280,14 +280,14 @@ def hard(m: int, n: int) -> dict[str, np.ndarray]:
 
 
 def check(A: Any, whole: np.ndarray, Q: Any, R: Any) -> None:
-    """|Q^H Q - I|_F <= 3 (n + 1) eps; |A - Q R|_1 / (m |A|_1) <= 3 eps, as SLATE's test_geqrf; R is triangular."""
+    """Check |Q^H Q - I|_F <= 3 (n + 1) eps, |A - Q R|_1 / (m |A|_1) <= 3 eps, as SLATE does; R is triangular."""
     (m, n), h, eps = whole.shape, min(whole.shape), np.finfo(whole.dtype).eps
     q, r = Q.allgather(), R.allgather()
     assert q.shape == (m, h) and r.shape == (h, n) and q.dtype == r.dtype == whole.dtype
     assert Q.same_layout(A[:, :h]) and Q.order == A.order and R.grid is Q.grid
     assert np.array_equal(A.allgather(), whole)  # unchanged
     scale = np.abs(whole).max(initial=0) or 1
-    x, r = whole / scale, r / scale  # which does not overflow
+    x, r = whole / scale, r / scale  # scaled: norms do not overflow
     assert np.linalg.norm(q.conj().T @ q - np.eye(h)) <= 3 * (h + 1) * eps
     assert np.abs(x - q @ r).sum(axis=0).max(initial=0) <= 3 * eps * m * np.abs(x).sum(axis=0).max(initial=0)
     assert np.array_equal(r, np.triu(r))
@@ -306,12 +306,12 @@ def test_every_grid_and_layout(comm: Any, shape: tuple[int, int]) -> None:
             Q, R = linalg.qr(A, method=method)
             check(A, whole, Q, R)
             error = np.abs(R.allgather() - expected).max(initial=0)
-            assert error <= 1000 * np.finfo(dtype).eps * np.abs(expected).max(initial=0)  # the same factors on any grid
+            assert error <= 1000 * np.finfo(dtype).eps * np.abs(expected).max(initial=0)  # equal on all grids
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:3])
 def test_the_measured_condition_chooses_the_method(comm: Any, dtype: str) -> None:
-    """Condition numbers from 10 to 1e16: CholeskyQR2, with a shift, or TSQR, all equally accurate."""
+    """Condition numbers from 10 to 1e16: CholeskyQR2, CholeskyQR with a shift, or TSQR, all equally accurate."""
     single = np.finfo(dtype).eps > 1e-10
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for kappa in (1e1, 1e4, 1e8, 1e12, 1e16):
@@ -320,7 +320,7 @@ def test_the_measured_condition_chooses_the_method(comm: Any, dtype: str) -> Non
             Q, R = linalg.qr(A)
             check(A, whole, Q, R)
             report: Any = Q.report
-            u_kappa = kappa * (1e4 if single else 1)  # of about 1e8 of double precision
+            u_kappa = kappa * (1e4 if single else 1)  # as if in double precision
             assert report.method == ("tsqr" if kappa == 1e16 or (single and kappa > 1e4) else "cholesky")
             if u_kappa <= 1e5:
                 assert (report.passes, report.shift) == (2, 0) and report.departure < 0.1
@@ -342,12 +342,12 @@ def test_hard_matrices(comm: Any) -> None:
             if name in ("zero", "dependent columns", "one column", "rank 1, of rows", "columns of any length"):
                 with pytest.raises(LinAlgError, match="too nearly dependent for CholeskyQR2"):
                     linalg.qr(A, method="cholesky")
-            if name == "graded columns":  # its condition number is 1e11, but 10 if columns are scaled to length 1
+            if name == "graded columns":  # condition 1e11, or 10 with scaled columns
                 assert linalg.qr(A)[0].report.passes == 2  # type: ignore[attr-defined]
 
 
 def test_many_rows(comm: Any) -> None:
-    """Several blocks of rows on each rank, of sizes that do not divide the rows."""
+    """Each rank has several blocks of rows, of sizes that do not divide the rows."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         for dtype, method in in_turn(("float64", "complex64"), ("auto", "tsqr")):
             whole = rng_matrix(5_345, 40, dtype)

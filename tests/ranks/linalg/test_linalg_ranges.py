@@ -1,4 +1,4 @@
-"""Matrices at the ends of the range of numbers, against the same problem near 1; determinants out of the range."""
+"""Matrices near the ends of the type's range: results equal those near 1, scaled; determinants out of the range."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = [
     pytest.mark.mpi, pytest.mark.on_ranks(1, 2), pytest.mark.filterwarnings("error", "ignore::ResourceWarning"),
 ]  # fmt: skip
 N, M = 12, 30
-# even exponents of 2, so that Cholesky factors have integer exponents: from subnormal numbers, 1e-320, to 1e308
+# even exponents of 2 (Cholesky factors: half), from subnormal numbers, 1e-320, to 1e308
 EXPONENTS = {8: (-1064, -1040, -1022, -600, 600, 1000, 1020), 4: (-140, -130, -124, -60, 60, 110, 124)}
 
 
 class Problem(NamedTuple):
-    """General, definite and tall matrices, a right-hand side for the first two, and one for the tall matrix."""
+    """Matrices: general A, definite S, tall T; right-hand sides: B and its first column b for A and S, C for T."""
 
     A: Any
     S: Any
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function of a problem, and for each result the power of the scale by which it is multiplied."""
+    """A function of a problem, and for each result its power p: a problem times s has the result times s^p."""
 
     call: Callable[[Any, Problem], Sequence[Any]]
     powers: tuple[float, ...]
@@ -94,9 +94,9 @@ def product(factors: Any) -> np.ndarray:
 
 
 def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False) -> Problem:
-    """Return matrices of about 2^left, and right-hand sides of about 2^right, in numbers of the type.
+    """Return matrices of about 2^left, and right-hand sides of about 2^right, rounded to the type.
 
-    near_one : all are multiplied by 2^-left and 2^-right after they were rounded.
+    near_one : after the rounding, multiply by 2^-left and 2^-right.
     """
     general, definite = rng_matrix(N, N, dtype) + 4 * np.eye(N, dtype=dtype), positive_definite(N, dtype)
     lefts = general, definite, rng_matrix(M, N, dtype)
@@ -108,7 +108,7 @@ def problem(grid: Any, dtype: Any, left: int, right: int, near_one: bool = False
 
 
 def exponents_of(dtype: Any, every: int) -> Sequence[int]:
-    """Return the exponents of the type: with --all every one, otherwise every second or sixth."""
+    """Return the EXPONENTS of the type: all with --all, otherwise one of `every`."""
     return EXPONENTS[np.finfo(dtype).dtype.itemsize][:: 1 if everything() else every]
 
 
@@ -117,9 +117,9 @@ def results(function: Function, p: Problem) -> list[np.ndarray]:
 
 
 def check(got: Any, near_one: Any, exponent: int, dtype: Any) -> None:
-    """`got` is 2^exponent `near_one` up to UNITS n eps and n spacings of subnormal numbers, or both are infinite.
+    """Check `got` = 2^exponent `near_one` up to UNITS n eps and n spacings of subnormal numbers, or both are infinite.
 
-    dtype : the matrices' type; norms have more digits.
+    dtype : the type of the matrices; norms may be of a wider type.
     """
     kind = np.finfo(dtype)
     with np.errstate(all="ignore"):
@@ -127,16 +127,16 @@ def check(got: Any, near_one: Any, exponent: int, dtype: Any) -> None:
         spacing = float(np.ldexp(float(kind.smallest_subnormal), -exponent))
     finite = np.isfinite(expected)
     assert not np.isfinite(np.asarray(got)[~finite]).any()
-    x, y = (times(np.where(finite, z, 0), -4) for z in (got, expected))  # so that no |z| overflows
+    x, y = (times(np.where(finite, z, 0), -4) for z in (got, expected))  # |z| does not overflow
     error, size = np.abs(times(x - y, -exponent)).max(), float(np.abs(times(near_one, -4)).max())
     assert error <= N * (UNITS * float(kind.eps) * size + spacing), (error, size, exponent)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_table(comm: Any, name: str) -> None:
-    """Each function x each scale x each type, without a warning; the arguments are unchanged.
+    """Each of FUNCTIONS with each scale and type, without a warning; the arguments are unchanged.
 
-    On several ranks a function is tested with one of the types, and with two of the scales.
+    On several ranks a function is tested with one type and two scales.
     """
     function, turn, all_of_it = FUNCTIONS[name], list(FUNCTIONS).index(name), comm.size == 1 or everything()
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
@@ -152,7 +152,7 @@ def test_the_table(comm: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["solve", "solve pos", "solve upper", "solve_triangular", "cho_solve", "lstsq"])
 def test_extreme_right_sides(comm: Any, name: str) -> None:
-    """Matrices near 1 with right-hand sides at the ends of the range."""
+    """Matrices near 1 with right-hand sides near the ends of the range."""
     function, powers = FUNCTIONS[name], (1, 2, 0) if name == "lstsq" else (1, 1)
     with ProcessGrid(comm, grid_shapes(comm.size)[0]) as grid:
         for exponent in exponents_of("float64", 6):
@@ -163,7 +163,7 @@ def test_extreme_right_sides(comm: Any, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
-    """`lu_solve` with factors below the smallest normal number, as they are stored, and as SciPy's pair."""
+    """`lu_solve` with subnormal or huge factors, as an LU and as SciPy's pair."""
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         for exponent in exponents_of(dtype, 6):
             p, near_one = (problem(grid, dtype, exponent, exponent, one) for one in (False, True))
@@ -178,7 +178,7 @@ def test_factors_at_the_ends(comm: Any, dtype: Any) -> None:
 
 
 def test_plans_nan_and_infinity(comm: Any) -> None:
-    """Words are also as planned at the ends of the range; zeros, NaN and infinity are preserved."""
+    """Near the ends of the range, words are as planned; zeros, NaN and infinity are preserved."""
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         p = problem(grid, "float64", -1040, -1040)
         cases: Any = (
@@ -198,7 +198,8 @@ def test_plans_nan_and_infinity(comm: Any) -> None:
         assert linalg.lu_factor(zero).zero_pivot == 1 and not linalg.qr(zero)[1].allgather().any()
         assert linalg.lu_factor(zero[:0, :]).zero_pivot == 0
         few = np.array([[3.0, 1], [1, 0]]) * np.finfo(float).smallest_subnormal
-        assert linalg.lu_factor(DistMatrix.from_global(few, grid=grid)).zero_pivot == 2  # -1/3 is not defined there
+        # -1/3 of the smallest number is 0
+        assert linalg.lu_factor(DistMatrix.from_global(few, grid=grid)).zero_pivot == 2
 
 
 def test_overflow_is_infinite(comm: Any) -> None:
@@ -252,7 +253,7 @@ def test_determinants(comm: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parts_of_the_largest_size(comm: Any, dtype: str) -> None:
-    """Real and imaginary parts just below the largest number: norms overflow, and so do moduli."""
+    """Real and imaginary parts just below the largest number: norms and moduli overflow."""
     exponent = int(np.finfo(dtype).maxexp) - 2
     x = rng_matrix(N, N, dtype) + 4 * np.eye(N, dtype=dtype)
     largest = float(np.abs(x.view(x.real.dtype)).max())
@@ -267,7 +268,7 @@ def test_parts_of_the_largest_size(comm: Any, dtype: str) -> None:
                 check(one, other, int(power * exponent), dtype)
         check(linalg.sqrtm(A).allgather(), linalg.sqrtm(near_one).allgather(), exponent // 2, dtype)
         assert linalg.norm(A, 2) > float(np.finfo(dtype).max)
-        if dtype == "complex64":  # of 130 squarings, not of 1030
+        if dtype == "complex64":  # 130 squarings; double precision needs 1030
             assert not linalg.expm(A * -np.eye(N, dtype=dtype)).allgather().any()
         A[N - 1, 0] = np.nan
         for refuse in (linalg.eigh, linalg.sqrtm, linalg.matrix_sign, linalg.polar, linalg.newton_schulz, linalg.svd,

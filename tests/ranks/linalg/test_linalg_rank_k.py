@@ -1,4 +1,4 @@
-"""One triangle of A A^H and related products: every algorithm on every grid, against NumPy, with exact counts."""
+"""One triangle of A A^H and related products: every algorithm on every grid, compared with NumPy; exact counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
     device: str = "host",
     **options: Any,
 ) -> Any:
-    """Run one call on windows of larger matrices; the other triangle of C is NaN, and so is C if beta is 0."""
+    """Check one call on windows of larger matrices; the other triangle of C holds NaN, with beta = 0 all of C."""
     n, k = size
     two, hermitian = name.endswith("2k"), name.startswith("he")
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal", "block": block, "device": device}
@@ -144,7 +144,7 @@ def test_gram(comm: Any) -> None:
 
 @square_grid
 def test_half_of_the_words_and_flops(comm: Any) -> None:
-    """Each window of rows has the columns up to its last row: 1/2 + 1/(2 windows), plus the rows of a block."""
+    """A window of rows is formed up to the column of its last row: 1/2 + 1/(2 windows) of C, plus rows of a block."""
     with ProcessGrid(comm) as grid:
         n, k = 1600, 64
         A = DistMatrix.random((n, k), grid=grid, seed=1, dtype="float32")

@@ -1,4 +1,4 @@
-"""Linear systems and inverses: backward errors, structures, refinement, one error on all ranks."""
+"""Linear systems and inverses: backward errors, structures, refinement, equal errors on all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ("gen", "pos", "sym", "her", "diagonal", "lower triangular", "upper tria
 
 
 def system(kind: str, n: int, dtype: str) -> np.ndarray:
-    """Return a well-conditioned matrix of a kind."""
+    """Return a well-conditioned matrix of the structure `kind`, a value of `assume_a`."""
     A = rng_matrix(n, n, dtype)
     if kind == "pos":
         return positive_definite(n, dtype)
@@ -40,7 +40,7 @@ def system(kind: str, n: int, dtype: str) -> np.ndarray:
 
 
 def backward(A: np.ndarray, x: np.ndarray, b: np.ndarray, dtype: str) -> float:
-    """|b - A x|_1 / (n |A|_1 |x|_1 u), as in SLATE's tests; Higham 2002, 7.1."""
+    """Return |b - A x|_1 / (n |A|_1 |x|_1 u), as in SLATE's tests; Higham 2002, 7.1."""
     x, b = (y if y.ndim == 2 else y[:, None] for y in (x, b))
     return relative(wide(b) - wide(A) @ wide(x), norm(A) * norm(x), dtype, len(A))
 
@@ -79,7 +79,7 @@ def test_solves_and_inverts(
 @square_grid
 @pytest.mark.parametrize("kind", ["sym", "her", "pos"])
 def test_triangles_of_views(comm: Any, kind: str) -> None:
-    """Windows, transposes and conjugates, and a triangle on a grid of one rank; the matrix is unchanged."""
+    """Triangles of windows, transposes and conjugates, also on a grid of one rank; the matrix is unchanged."""
     given, large = system(kind, 30, "complex128"), rng_matrix(50, 60, "complex128")
     large[7:37, 20:50], b = given, rng_matrix(30, 2, "complex128", seed=1)
     for ranks in (None, [comm.size - 1]):
@@ -105,7 +105,7 @@ FACTORS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @square_grid
 @pytest.mark.parametrize(("kind", "dtype"), in_turn(FACTORS, DTYPES[::-1]))
 def test_factors_solve_again_and_again(comm: Any, kind: str, dtype: str) -> None:
-    """With matrices of any layout, unchanged or overwritten, and with vectors; words as predicted."""
+    """Right-hand sides in any layout, unchanged or overwritten, and vectors; words as predicted."""
     n, (factor, solve, how) = 45, FACTORS[kind]
     given, b = system(kind[:3], n, dtype), rng_matrix(n, 9, dtype, seed=1)
     ops = {"N": given, "T": given.T, "C": given.conj().T}
@@ -125,7 +125,7 @@ def test_factors_solve_again_and_again(comm: Any, kind: str, dtype: str) -> None
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_refinement(comm: Any, dtype: str) -> None:
-    """In each column |b - A x| <= sqrt(n) eps |A||x| in infinity norms, as LAPACK's dsgesv requires."""
+    """In each column |b - A x| <= 10 eps |A||x| in infinity norms; LAPACK's dsgesv requires sqrt(n) eps |A||x|."""
     given, b = rng_matrix(60, 60, dtype), rng_matrix(60, 6, dtype, seed=1)
     single = {"float64": "float32", "complex128": "complex64"}[dtype]
     with ProcessGrid(comm) as grid:
@@ -164,7 +164,7 @@ def test_systems_that_cannot_be_solved(comm: Any) -> None:
         A, one = DistMatrix.from_global(triangle, grid=grid, block=2), DistMatrix.eye(9, grid=grid, block=2)
         for kind in ("lower triangular", "diagonal"):
             for call in (linalg.inv, lambda A, assume_a: linalg.solve(A, one, assume_a=assume_a)):
-                with pytest.raises(LinAlgError, match="element number 5 of its diagonal, from 1, is zero"):
+                with pytest.raises(LinAlgError, match="element 5 of its diagonal, counted from 1, is zero"):
                     call(A, assume_a=kind)
         with pytest.raises(LinAlgError, match="leading minor of order 1 is not"):
             linalg.solve(-1 * one, one, assume_a="positive definite")
@@ -178,7 +178,7 @@ def recorded() -> Iterator[list[Any]]:
 
 
 def read(x: np.ndarray, kind: str) -> np.ndarray:
-    """Return the matrix of which `solve` reads a part."""
+    """Return the matrix that the part of x represents which `solve` reads."""
     parts: dict[str, Any] = {
         "upper triangular": np.triu, "lower triangular": np.tril, "diagonal": lambda y: np.diag(np.diag(y)),
         "sym": lambda y: np.tril(y) + np.tril(y, -1).T, "her": lambda y: np.tril(y) + np.tril(y, -1).conj().T,
@@ -187,7 +187,7 @@ def read(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def scaled(x: np.ndarray, grid: Any, kind: str = "gen") -> np.ndarray:
-    """Return the matrix that `solve` factors: a general one with very different rows or columns is scaled."""
+    """Return the matrix that `solve` factors: rows and columns of a general matrix may be scaled."""
     A, by_lu = DistMatrix.from_global(x, grid=grid), kind in ("gen", "sym", "her")
     scale, _ = EQUILIBRATED.exponent(grid.comm, A, {"kind": "gen" if by_lu else kind}, {})
     assert by_lu or not scale
@@ -196,7 +196,7 @@ def scaled(x: np.ndarray, grid: Any, kind: str = "gen") -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_estimates_are_near(comm: Any, dtype: str) -> None:
-    """Never above the true value up to rounding, and within a factor of three of it; no rank warns."""
+    """rcond is between the true value, up to rounding, and three times the true value; no rank warns."""
     rng = np.random.default_rng(1)
     with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
         for turn, n in enumerate((1, 3, 24)):
@@ -225,7 +225,7 @@ def test_estimates_are_near(comm: Any, dtype: str) -> None:
 
 
 def test_nearly_singular_matrices_are_warned_of(comm: Any) -> None:
-    """The Hilbert matrix of order 12 and others, by every solution method, once on each rank."""
+    """The Hilbert matrix of order 12 and others, by every solution method: each rank issues one warning."""
     h, b = scipy.linalg.hilbert(12), np.ones(12)
     ones = np.eye(60) - np.triu(np.ones((60, 60)), 1)  # a condition number of 2^60
     graded = np.diag(10.0 ** -np.arange(18))
@@ -263,13 +263,13 @@ def test_nearly_singular_matrices_are_warned_of(comm: Any) -> None:
         assert "refined" in refined.what and 0.01 < refined.rcond < 1
 
 
-TRIANGLES = [  # n and m, blocks of A, blocks of B
+TRIANGLES = [  # (n, m, blocks of A, blocks of B)
     (1, 1, 1, 1), (50, 20, 7, 5), (90, 40, 64, 64), (90, 1, (48, 32), None), (70, 31, None, (50, 30)), (20, 0, 4, 4),
 ]  # fmt: skip
 
 
 def triangle(n: int, dtype: str, lower: bool, unit: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return a well-conditioned triangle, and the same with NaN in elements that must not be read."""
+    """Return a well-conditioned triangular matrix, and a copy with NaN in elements that must not be read."""
     T = rng_matrix(n, n, dtype) / (4 * max(1, n) ** 0.5)
     T[np.arange(n), np.arange(n)] += 1.5
     kept = np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T
@@ -319,7 +319,7 @@ def test_solves_and_products(
 @square_grid
 @pytest.mark.parametrize(("dtype", "order", "lower", "unit"), third(pairs(DTYPES, "CF", (0, 1), (0, 1))))
 def test_inverses(comm: Any, dtype: str, order: Any, lower: bool, unit: bool) -> None:
-    """|A X - I|_1 / (n |A|_1 |X|_1 u); the inverse has A's layout, and its other triangle is zero."""
+    """|A X - I|_1 / (n |A|_1 |X|_1 u) is bounded; the inverse has A's layout, and its other triangle is zero."""
     T, given = triangle(70, dtype, bool(lower), bool(unit))
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:
@@ -332,7 +332,7 @@ def test_inverses(comm: Any, dtype: str, order: Any, lower: bool, unit: bool) ->
 
 
 def test_kahan(comm: Any) -> None:
-    """The backward error is independent of the condition, here 1e13; the columns of X are tested one by one."""
+    """The backward error of each column of X does not depend on the condition number, here 1e13."""
     n = 90
     T, b = kahan(n, "float64"), rng_matrix(n, 3, "float64")
     with ProcessGrid(comm) as grid:

@@ -1,4 +1,4 @@
-"""Reductions and elementwise operations drawn at random: grids, layouts, views, types, shapes; each against NumPy."""
+"""Reductions and elementwise operations with random grids, layouts, views, types and shapes, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def test_any_reduction(comm: Any, grids_on_nodes: list[Any], data: st.DataObject
         assert np.array_equal(found, expected), (name, axis)
         return
     scale = np.abs(wide).sum() if name == "sum" else max(1.0, float(np.abs(wide).max(initial=0))) ** 2
-    unit = max(eps(found.dtype), eps(x.dtype) if x.dtype.kind == "c" else 0)  # norms are Python numbers
+    # eps of x for norms, which are Python numbers
+    unit = max(eps(found.dtype), eps(x.dtype) if x.dtype.kind == "c" else 0)
     error = 20 * max(unit, 1e-15) * max(1.0, float(scale))
     relative = (10 + x.size * (name == "prod")) * unit
-    expected = expected.astype(found.dtype).astype(expected.dtype)  # a product may overflow
+    expected = expected.astype(found.dtype).astype(expected.dtype)  # overflow as in the result's type
     assert np.allclose(found.astype(expected.dtype), expected, rtol=relative, atol=error, equal_nan=True)
 
 

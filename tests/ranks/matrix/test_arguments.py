@@ -1,4 +1,4 @@
-"""Arguments beyond all bounds, and matrices of freed grids: one line, the same error on all ranks."""
+"""Extreme arguments, and matrices of freed grids: one error of one line, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEYOND: list[Any] = [2**63, -(2**63) - 1, LONG, -LONG, np.uint64(2**64 - 1)]
 LOOKS = {
     "later_report", "nbytes", "real", "block", "device", "dtype", "indices", "itemsize", "local", "ndim", "report",
     "shape", "size", "stored",
-}  # at this rank  # fmt: skip
+}  # on this rank  # fmt: skip
 WITHOUT_ARGUMENTS = (
     "H", "T", "mT", "conj", "conjugate", "imag", "transpose", "copy", "diagonal", "trace", "allgather", "to_global",
     "to_blocks", "to_host", "preview", "draw", "checksum", "round", "sum", "mean", "prod", "min", "max", "argmin",
@@ -51,7 +51,7 @@ def test_alpha_is_finite_in_the_type_of_the_arithmetic() -> None:
         (True, "f4", 1.0),
         (Fraction(1, 2), "f8", 0.5),
         (1e300, "f8", 1e300),
-        (1e5, "f2", 1e5),  # 16-bit numbers are multiplied in float32
+        (1e5, "f2", 1e5),  # multiplied in float32
         (np.inf, "f4", np.inf),
         (-np.inf, "F", complex(-np.inf)),
         (np.longdouble("inf"), "f8", np.inf),
@@ -201,7 +201,7 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
                 use()
             assert "\n" not in str(caught.value)
         assert not path.exists()
-        assert np.array_equal(A.local, before)  # these may still be read
+        assert np.array_equal(A.local, before)  # local arrays may still be read
         assert "6 x 6" in repr(A) and product.report and view.shape == (5, 5)
         assert np.allclose((X @ Y).allgather(), X.allgather() @ Y.allgather())
 
@@ -230,7 +230,7 @@ def test_messages_of_common_mistakes_name_the_remedy(comm: Any, grid: Any) -> No
         (lambda: A + A.T, "60 x 50 .*and 50 x 60 .*cannot be broadcast to one shape$"),
         (lambda: A.allclose(B), "60 x 50 .*and 50 x 40 .*cannot be broadcast to one shape$"),
         (lambda: planned.execute(other, F, F.copy()), f"A is .*the plan was made for .*; {rank}$"),
-        (lambda: planned.execute(S, F, F.copy()), "B is .*; the order of their local arrays is 'F' and 'C'$"),
+        (lambda: planned.execute(S, F, F.copy()), "B is .*; the order of the local arrays is 'F' in one, 'C' in"),
         (lambda: ProcessGrid((2, 2)), r"a communicator, got \(2, 2\); the shape of a grid is shape=\(Pr, Pc\)"),  # type: ignore[arg-type]
         (lambda: DistMatrix.random((4, 4), grid=grid, seed=comm.rank), "rank 0: DistMatrix.random, seed=0; rank 1"),
     ]  # fmt: skip
@@ -255,7 +255,7 @@ def test_the_signature_of_pdgemm() -> None:
 @pytest.mark.mpi
 @pytest.mark.on_ranks(4)
 def test_arrays_that_differ_among_the_ranks_are_no_matrix(comm: Any, grid: Any) -> None:
-    """Random numbers that differ among the ranks, a common mistake; equal elements in any memory order are accepted."""
+    """Arrays with other random numbers on each rank, a common mistake, are refused; memory orders may differ."""
     whole = np.arange(30.0).reshape(6, 5)
     there = np.asfortranarray(whole) if comm.rank % 2 else whole[:, :].astype(">f8")
     A = DistMatrix.from_global(there, grid=grid)
@@ -277,7 +277,7 @@ def test_arrays_that_differ_among_the_ranks_are_no_matrix(comm: Any, grid: Any) 
         DistMatrix.from_global(other, grid=grid)
     B = DistMatrix.from_global(other, grid=grid, check=False)
     mixed = comm.allgather(np.array_equal(B.local, other[np.ix_(*B.indices())]))
-    assert mixed == [True] * 4  # with the seed of each rank
+    assert mixed == [True] * 4  # check=False: each rank's elements are its own
     alone = DistMatrix.from_global(other, grid=grid, root=2).allgather()
     assert np.array_equal(alone, other) == (comm.rank == 2)
     with pytest.raises(ArgumentError, match="different arguments.*check="):

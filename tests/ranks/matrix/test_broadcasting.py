@@ -69,7 +69,7 @@ def test_shapes_that_do_not_match_are_refused_on_all_ranks(comm: Any, grid: Any)
         A + np.array(["x"] * 4)
     with pytest.raises(DTypeError, match="mask"):
         A + np.ma.masked_array(np.zeros(4), [1, 0, 0, 0])
-    with pytest.raises(LayoutError, match="the product of 6 x 4"):
+    with pytest.raises(LayoutError, match="the vector must have 4 numbers for 6 x 4"):
         A @ np.zeros(6)
     for options in ({"out": A}, {"grid": grid}, {"block": 2}):
         with pytest.raises(ArgumentError, match="like determines the layout"):

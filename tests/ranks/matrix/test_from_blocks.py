@@ -1,4 +1,4 @@
-"""Blocks of any sizes on all ranks become a matrix, and ranks get requested parts of a matrix."""
+"""Matrices from blocks of any sizes on all ranks, and requested parts of a matrix for each rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ends = tuple[int, int]
 
 
 def cuts(draw: Any, rows: Ends, cols: Ends, depth: int) -> Iterator[tuple[Ends, Ends]]:
-    """Yield partitions into rectangles, some of them without elements."""
+    """Yield partitions of a matrix into rectangles, of which some are empty."""
     if depth == 0 or draw(st.integers(0, 3)) == 0:
         yield rows, cols
     elif draw(st.booleans()):
@@ -42,7 +42,7 @@ def cuts(draw: Any, rows: Ends, cols: Ends, depth: int) -> Iterator[tuple[Ends, 
 
 
 def in_memory(draw: Any, x: np.ndarray) -> np.ndarray:
-    """Return a block as programs may store it: row-major, column-major, part of another array, reversed, read-only."""
+    """Return a copy of a block: row-major, column-major, a part of another array, reversed, or read-only."""
     way = draw(st.sampled_from(["C", "F", "strided", "backwards", "read-only"]))
     if way == "strided":
         room = np.zeros((2 * x.shape[0] + 1, 3 * x.shape[1] + 1), x.dtype)
@@ -85,7 +85,7 @@ def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.Dat
     report = A.report
     assert report.counted == report.predicted
     assert report.extra_bytes == report.predicted_extra_bytes
-    # only elements that change ranks are sent, once
+    # only elements whose rank changes are sent, once
     had = np.zeros((m, n), bool)
     for down, across in places:
         had[slice(*down), slice(*across)] = True
@@ -100,7 +100,7 @@ def test_any_partition_into_rectangles(comm: Any, grids: list[Any], data: st.Dat
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_each_rank_gets_the_requested_parts(comm: Any, grids: list[Any], data: st.DataObject) -> None:
-    """Also of views; parts that overlap, on one rank and among ranks; empty ones."""
+    """Parts may overlap, on one rank and among ranks, may be empty, and may be of views."""
     draw = data.draw
     m, n = draw(st.integers(0, 20)), draw(st.integers(0, 20))
     A = draw_side(draw, grids, (m, n), TYPES[1:], "NTC", 1)
@@ -127,7 +127,7 @@ def test_each_rank_gets_the_requested_parts(comm: Any, grids: list[Any], data: s
 
 
 def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
-    """Like programs with mpi4py: rank r has r + 3 rows of all columns, or none."""
+    """As in programs with mpi4py, rank r has r + 3 rows of all columns, or none."""
     for shape, none_on in in_turn(grid_shapes(comm.size), (comm.size, 0, comm.size - 1)):
         counts = [0 if rank == none_on else rank + 3 for rank in range(comm.size)]
         start, total = sum(counts[: comm.rank]), sum(counts)
@@ -158,7 +158,7 @@ def test_rows_of_the_ranks_one_after_the_other(comm: Any) -> None:
 
 
 def test_messages_of_many_tiles(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of blocks larger than the largest message, here 7 elements."""
+    """Many small blocks, and blocks larger than the largest message, here 7 elements."""
     monkeypatch.setattr(rectangle_exchange, "PACKED_BYTES", 56)
     whole = np.random.default_rng(3).standard_normal((31, 23))
     edges = np.linspace(0, 31, comm.size + 1).astype(int).tolist()
@@ -193,8 +193,8 @@ def test_bad_blocks_raise_on_all_ranks(comm: Any) -> None:
         (LayoutError, r"rows 0:3, columns 0:3 are 3 x 3 elements, the block is of shape \(2, 3\)", x, {"rows": (0, 3)}),
         (LayoutError, r"a block has two dimensions, got an array of shape \(2,\)", x[:, 0], {"rows": (start, stop)}),
         (ArgumentError, r"needs the place of each block: rows=\(start, stop\)", x, {}),
-        (ArgumentError, "axis is 0 or 1, without rows and cols; got axis=2", x, {"axis": 2}),
-        (ArgumentError, "axis is 0 or 1, without rows and cols", x, {"axis": 0, "rows": (0, 2)}),
+        (ArgumentError, "axis must be 0 or 1, without rows or cols; got axis=2", x, {"axis": 2}),
+        (ArgumentError, "axis must be 0 or 1, without rows or cols", x, {"axis": 0, "rows": (0, 2)}),
         (ArgumentError, "rows is a list of 1 ranges for 2 blocks", [x, x], {"rows": [(0, 2)]}),
         (ArgumentError, r"rows are taken in steps of 1, got slice\(0, 4, 2\)", x, {"rows": slice(0, 4, 2)}),
         (ArgumentError, r"rows are a pair \(start, stop\), a slice or a range, got 5", x, {"rows": 5}),
@@ -212,7 +212,7 @@ def test_bad_blocks_raise_on_all_ranks(comm: Any) -> None:
         if comm.size > 1:
             with pytest.raises(LayoutError, match=r"two blocks overlap: rows 0:2, columns 0:3 of rank \d and rows 0:2"):
                 DistMatrix.from_blocks(x, grid=grid, rows=(0, 2))
-            with pytest.raises(DTypeError, match=r"of one dtype, got float64 \(rank 0\) and float32"):
+            with pytest.raises(DTypeError, match=r"must have one dtype, got float64 \(rank 0\) and float32"):
                 DistMatrix.from_blocks(x.astype("f4") if comm.rank else x, grid=grid, axis=0)
             with pytest.raises(LayoutError, match=r"the same number of columns, got 3 \(rank 0\) and 2 \(rank"):
                 DistMatrix.from_blocks(x[:, :2] if comm.rank == 1 else x, grid=grid, axis=0)

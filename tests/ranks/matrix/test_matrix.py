@@ -147,9 +147,9 @@ def test_a_matrix_too_large_for_a_rank_is_refused_everywhere(grid: Any) -> None:
 
 
 def test_rows_further_apart_than_blas_takes_are_refused_everywhere(comm: Any) -> None:
-    """A narrow part of a matrix with long rows, on any one rank: BLAS would read the distance modulo 2^32."""
+    """One rank has a view with too long a distance between rows: BLAS would read it modulo 2^32."""
     here = comm.rank == comm.size - 1
-    memory = np.empty((2, (1 << 31) + 8 if here else 8), np.int8)[:, :8]  # no page of it is touched
+    memory = np.empty((2, (1 << 31) + 8 if here else 8), np.int8)[:, :8]  # its pages are never touched
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         A = DistMatrix.from_local(memory, (2 * comm.size, 8), grid=grid, block=(2, 8))
         B = DistMatrix.ones((8, 3), grid=grid, dtype="int8")
@@ -196,6 +196,6 @@ def test_comparison_within_a_tolerance(comm: Any) -> None:
         assert A.allclose(B)
         assert not A.allclose(B, rtol=0, atol=1e-10)
         if (A.distribution.owner(12, 7)) == A.grid.coords:
-            B.local[-1, -1] += 1  # one wrong element on one rank is noticed by all
+            B.local[-1, -1] += 1  # one wrong element on one rank
         assert not A.allclose(B)
         assert DistMatrix.zeros((3, 3), **layout).allclose(0)

@@ -114,7 +114,7 @@ RIGHT: list[Callable[[Any], Any]] = [
     lambda a: (np.concatenate((a, a[:, :3]), axis=1), np.concatenate((a.T, a.T), axis=-2)),
 ]
 
-# refused expressions, the exception, and the alternative that it names
+# (refused expression, exception, the alternative that it names)
 REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda a: a[a > 0.5], IndexError, "numpy.where"),
     (lambda a: a[[0, 1], [0, 1]], IndexError, "numpy.ix_"),
@@ -177,9 +177,9 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda a: np.triu(a, a), TypeError, "DistMatrix"),
     (lambda a: np.clip(a, 2), TypeError, "DistMatrix"),
     (lambda a: np.astype(a, a), TypeError, "DistMatrix"),
-    (lambda a: np.concatenate((a, np.zeros((9, 5)))), TypeError, "only matrices are joined"),
+    (lambda a: np.concatenate((a, np.zeros((9, 5)))), TypeError, "only a DistMatrix is joined"),
     (lambda a: np.zeros_like(a, shape=(2, 2)), TypeError, "zeros_like with these arguments"),
-    (lambda a: np.vstack((a, a[:, :3])), LayoutError, "do not fit side by side"),
+    (lambda a: np.vstack((a, a[:, :3])), LayoutError, "must match in the other axis"),
 ]
 
 

@@ -21,12 +21,12 @@ def test_corners_are_as_numpy_prints_them(comm: Any, grid: Any) -> None:
         A = DistMatrix.from_global(whole, grid=grid, block=3)
         text = A.preview()
         assert len(set(comm.allgather(text))) == 1
-        if whole.size > 1000:  # NumPy pads all columns to the widest printed element, as here
+        if whole.size > 1000:  # equal to NumPy's, which pads all columns to the widest printed element
             assert text == str(whole)
         assert A.preview(edge=1).count("\n") <= 4 or whole.size <= 1000
     assert repr(A) in str(A) and ("A.preview()" in str(A)) == (comm.size > 1)
     if comm.rank == 0:
-        assert str(A.local) in str(A)  # local: a single rank may print it
+        assert str(A.local) in str(A)  # not collective: one rank may print
 
 
 def test_owners_of_elements(comm: Any, grid: Any) -> None:
@@ -43,7 +43,7 @@ def test_owners_of_elements(comm: Any, grid: Any) -> None:
     empty = DistMatrix.zeros((0, 0), grid=grid)
     for shown in (picture, many, A, product, product.report, A.redistribute(block=3).report, plan(A, A.T), empty):
         html = shown._repr_html_()  # type: ignore[attr-defined]
-        ElementTree.fromstring(html)  # it is well formed
+        ElementTree.fromstring(html)  # raises if not well formed
         assert "<pre>" in html
     assert picture.svg.count("<rect") == 9 and 'stroke="#1a1a1a"' in picture.svg
     assert plan(A, A.T)._repr_html_().count("<svg") == 3
@@ -83,5 +83,5 @@ def test_ones_full_diag_and_the_default_grid(comm: Any, grid: Any) -> None:
     assert all(x.grid is A.grid for x in others) and A.grid is default_grid() and A.grid.size == comm.size
     assert np.array_equal((A + others[-1]).allgather(), np.diag(v))
     default_grid().free()
-    assert DistMatrix.ones((2, 2)).sum() == 4  # on a new grid
+    assert DistMatrix.ones((2, 2)).sum() == 4  # on a new grid, after the first was freed
     default_grid().free()

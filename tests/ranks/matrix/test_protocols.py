@@ -16,10 +16,10 @@ from pdgemm.errors import ArgumentError, DTypeError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
 
-# functions that read no array, set something, open files or leave elements unset
+# beginnings of names of functions that read no array, set options, open files or leave elements unset
 NOT_CALLED = ("set", "get", "show", "print", "save", "load", "from", "gen", "test", "info", "busday", "empty")
-NEVER_ASK = ("bmat", "iterable")  # None for other types; a question about iteration
-DECOMPOSITIONS = ("svd", "eigh", "qr", "lstsq")  # not unique: tested in test_linalg_*.py
+NEVER_ASK = ("bmat", "iterable")  # functions that return None for other types, or only whether x is iterable
+DECOMPOSITIONS = ("svd", "eigh", "qr", "lstsq")  # results are not unique: tested in test_linalg_*.py
 SCALARS: list[Any] = [2, 2.0, -1, 2**70, 1e300, 1j, True, np.float32(1), np.array(3.0), np.longdouble(1), None, "x"]
 SCALARS += [np.datetime64(1, "s"), np.timedelta64(1, "s"), object(), np.void(b"1"), np.ma.masked, np.int8(1)]
 
@@ -47,14 +47,14 @@ def tried(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def dealt(x: np.ndarray, **layout: Any) -> Any:
-    """Return a matrix that remembers the array from which it was dealt."""
+    """Return the matrix of an array; `gathered` finds the array again."""
     made: Any = DistMatrix.from_global(x, **layout)
     made.whole = x
     return made
 
 
 def gathered(x: Any) -> Any:
-    """Restore a matrix to the array from which it was dealt; return the array."""
+    """Restore the elements of a matrix that `dealt` made; return its array."""
     if hasattr(x, "whole"):
         x.local[...] = x.whole[np.ix_(*x.indices())]
         return x.whole.copy()
@@ -62,20 +62,20 @@ def gathered(x: Any) -> Any:
 
 
 def outcome(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """Return in words: the call fails, or returns the same as for the gathered matrices."""
+    """Return how a call with matrices compares with the same call with arrays: right, wrong, or its exception."""
     wholes = list(map(gathered, arguments))
     got = tried(call, *arguments, **options)
     if isinstance(got, Exception):
         return type(got).__name__
     expected = tried(call, *wholes, **options)
-    if isinstance(expected, Exception):  # the dtype of a matrix was taken for a type
+    if isinstance(expected, Exception):  # NumPy took an argument for a dtype
         assert not isinstance(got, DistMatrix)
         return "no matrix"
     if isinstance(got, DistMatrix):
         assert got.local.shape == got.distribution.local_shape(got.grid.coords)
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         got, expected = got.local, expected[np.ix_(*got.indices())]
-    if getattr(call, "__module__", "") == "numpy.linalg":  # rounding differs there
+    if getattr(call, "__module__", "") == "numpy.linalg":  # rounding errors differ
         np.testing.assert_allclose(got, expected, 1e-9, err_msg=str(call))
     else:
         np.testing.assert_equal(got, expected, str(call))
@@ -88,7 +88,7 @@ def middle_grid(comm: Any) -> Any:
 
 
 def alike(comm: Any, outcomes: list[str]) -> None:
-    """Check that all ranks have the same outcomes."""
+    """Check that outcomes are equal on all ranks."""
     for there in comm.allgather(outcomes):
         assert there == outcomes
 
@@ -124,7 +124,7 @@ def test_missing_methods_of_arrays_name_an_alternative(comm: Any) -> None:
         with pytest.raises(AttributeError, match="^a DistMatrix has no attribute 'shap'"):
             A.shap  # noqa: B018
         for name, call in (("zeros", lambda: type(A).zeros()), ("max", lambda: A.max(of=1))):
-            with pytest.raises(TypeError, match=rf"^DistMatrix.{name}\(\) "):  # not the class that defines it
+            with pytest.raises(TypeError, match=rf"^DistMatrix.{name}\(\) "):  # not the defining class
                 call()
 
 
@@ -180,7 +180,7 @@ def test_other_than_elementwise_ufuncs_are_refused(grid: Any) -> None:
 
 def test_numbers_that_a_ufunc_refuses_on_one_rank_are_refused_on_all(grid: Any) -> None:
     A = DistMatrix.from_function(lambda i, j: np.where(i + j == 0, -1, 2), (6, 6), grid=grid, block=1, dtype=int)
-    empty = A[:1, :1]  # other ranks have no elements of it
+    empty = A[:1, :1]  # a view without elements on other ranks
     for power in (lambda: 2**A, lambda: A**A, lambda: A**-1, lambda: empty**-1):
         with pytest.raises(ValueError, match="negative integer powers"):
             power()

@@ -1,4 +1,4 @@
-"""Sums, extrema, moments and norms of matrices on every grid and layout, against NumPy on the whole matrix."""
+"""Sums, extrema, moments and norms of matrices on every grid and layout, compared with NumPy's."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_infinities_nans_and_large_numbers(comm: Any) -> None:
 
 
 def test_sums_lose_few_digits(comm: Any) -> None:
-    """A float32 sum of 2^24 ones and more, in order, would stay at 2^24; here the error is a few ulp."""
+    """Added in order, more than 2^24 ones would stay at 2^24 in float32; the error of `sum` is a few ulp."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         n = 100_000
         A = DistMatrix.from_function(lambda i, j: 0.1 + 0 * i + 0 * j, (n, 3), dtype="float32", grid=grid)

@@ -1,4 +1,4 @@
-"""verify: passes if rounding errors explain the residual, and only then."""
+"""`verify` passes if, and only if, rounding errors explain the residual."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_right_results_pass_and_a_single_wrong_element_does_not(comm: Any, dtype
             assert not verify(C, 2.01, A, B, -1, C0).passed
             assert not verify(C, 2, A, B, -1.1, C0).passed
             if C.distribution.owner(39, 29) == grid.coords:
-                C.local[-1, -1] += 0.1  # in a matrix whose elements are about 15
+                C.local[-1, -1] += 0.1  # elements are about 15
             assert not verify(C, 2, A, B, -1, C0).passed
 
 
@@ -41,7 +41,7 @@ def test_right_results_pass_and_a_single_wrong_element_does_not(comm: Any, dtype
     in_turn([None, "float32", "tf32", "float16", "bfloat16"], ["float16", "bfloat16", "float32", "float64"]),
 )
 def test_rounded_operands_and_results(grid: Any, compute: str | None, dtype: str) -> None:
-    """They explain a fraction of |A||B| that does not grow with k: with k = 1500, too, a wrong factor is noticed."""
+    """Rounding explains a fraction of |A||B| that does not grow with k: a wrong factor is noticed at k = 1500, too."""
     made: dict[str, Any] = {"grid": grid, "block": 50, "dtype": dtype}
     A, B = DistMatrix.random((20, 1500), seed=1, **made), DistMatrix.random((1500, 30), seed=2, **made)
     C0 = DistMatrix.random((20, 30), seed=3, **made)
@@ -57,7 +57,7 @@ def test_rounded_operands_and_results(grid: Any, compute: str | None, dtype: str
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(grid: Any, dtype: str) -> None:
-    """Errors of many elements do not cancel: their signs are those of X."""
+    """A product of zeros, and one missing addend of one element in a wide product, are noticed."""
     made: dict[str, Any] = {"grid": grid, "dtype": dtype, "kind": "normal"}
     A, B = DistMatrix.random((8, 2000), seed=1, **made), DistMatrix.random((2000, 2000), seed=2, **made)
     C = pdgemm(1, A, B)
@@ -67,12 +67,12 @@ def test_zeros_and_one_missing_element_of_a_wide_product_are_seen(grid: Any, dty
         A, B = DistMatrix.random((4, 50), seed=1, **made), DistMatrix.random((50, 20000), seed=2, **made)
         C = pdgemm(1, A, B)
         if C.distribution.owner(0, 0) == grid.coords:
-            C.local[0, 0] += 4  # of 20,000 elements of about 7
+            C.local[0, 0] += 4  # one of 20,000 elements of about 7
         assert verify(C, 1, A, B, vectors=20).wrong
 
 
 def test_undecidable_results_do_not_pass(grid: Any) -> None:
-    """If nothing is compared, if zeros would pass, and if sums of magnitudes overflow."""
+    """Undecidable: nothing is compared, C = 0 would pass, or sums of moduli overflow."""
     one, nan = (DistMatrix.from_global(np.full((6, 6), x), grid=grid) for x in (1.0, np.nan))
     told = verify(nan, 1, one, nan)
     assert not (told.passed or told.wrong) and (told.rows, told.not_finite) == (0, 6)
@@ -83,7 +83,7 @@ def test_undecidable_results_do_not_pass(grid: Any) -> None:
     B = DistMatrix.random((40, 6), grid=grid, kind="normal", dtype="float32", seed=2)
     small = pdgemm(1, A, B) * 0
     told = verify(small, 1e-3, A, B, 1, pdgemm(-1e-3, A, B), compute_type="bfloat16")  # right, by cancellation
-    assert not (told.passed or told.wrong) and "zeros in place of C have" in str(told)
+    assert not (told.passed or told.wrong) and "with zeros in place of C it is" in str(told)
     signs = np.tile([1.0, -1.0], 2000)[None]  # |C X| is finite, and |C||X| is not
     B = DistMatrix.from_global(signs * 2e305, grid=grid)
     A = DistMatrix.from_global(np.ones((1, 1)), grid=grid)

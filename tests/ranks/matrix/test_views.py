@@ -71,14 +71,14 @@ def test_a_product_of_transposes_into_a_transpose_moves_nothing(grid: Any) -> No
 
 
 def test_a_product_has_the_memory_order_of_both_operands(grid: Any) -> None:
-    """By columns if both operands are, on the grid where they were created; otherwise by rows."""
+    """Fortran order if both operands have it, on the grid where they were created; otherwise C order."""
     for orders, expected in (("CC", "C"), ("CF", "C"), ("FC", "C"), ("FF", "F")):
         A, B = (DistMatrix.random((9, 9), grid=grid, order=order, seed=s) for s, order in enumerate(orders))
         assert (A @ B).order == (A.T @ B.T).order == expected
 
 
 def test_tall_and_skinny(comm: Any) -> None:
-    """A^T A by local products and one reduction; row panels of a huge m without any; no matrix is redistributed."""
+    """A^T A takes local products and one reduction, a product of row panels none; no matrix is redistributed."""
     with ProcessGrid(comm, (comm.size, 1)) as grid:
         a, b = numbers((4000, 7), "float64", 1), numbers((7, 5), "float64", 2)
         A, B = DistMatrix.from_global(a, grid=grid, block=(64, 7)), DistMatrix.from_global(b, grid=grid)
@@ -92,7 +92,7 @@ def test_tall_and_skinny(comm: Any) -> None:
         assert gemm_error(D.allgather(), 1, a, b) <= TOLERANCE
         assert D.report.algorithm in ("summa", "cannon")
         assert D.report.moves == ()
-        assert D.report.counted.words_received == b.size - B.local.size  # only the small matrix, once
+        assert D.report.counted.words_received == b.size - B.local.size  # only the small matrix is received, once
 
 
 @pytest.mark.mpi(min_size=3)
@@ -145,7 +145,7 @@ def test_sums_are_rounded_in_pieces_of_any_shape(grid: Any, dtype: str, monkeypa
 @tiers.square_grid
 @pytest.mark.parametrize(("dtype", "order"), tiers.in_turn(["float64", "float16", "int8", "complex128"], "CF"))
 def test_memory_equals_the_plan(comm: Any, grid: Any, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hidden copy: memory of NumPy and of the node equals the report's, up to short arrays."""
+    """No hidden copies: allocations of NumPy and in shared memory equal the report's, except for short arrays."""
     empty, shared = NodeMemory.empty, [0]
 
     def counted(*args: Any) -> np.ndarray:
@@ -167,7 +167,7 @@ def test_memory_equals_the_plan(comm: Any, grid: Any, dtype: str, order: Any, mo
     n = 500
     allowed = 100_000 + (
         8 * np.getbufsize() if dtype == "int8" else 0
-    )  # Python objects, and row indices; NumPy casts in a buffer
+    )  # bytes for Python objects, row indices, and NumPy's buffer of casts
     with ProcessGrid(comm, (comm.size, 1)) as other:
         A = DistMatrix.zeros((n, n), grid=grid, block=7, dtype=dtype, order=order)
         B = DistMatrix.zeros((n, n), grid=other, block=(5, 64), dtype=dtype)
@@ -183,7 +183,7 @@ def test_memory_equals_the_plan(comm: Any, grid: Any, dtype: str, order: Any, mo
             (C, lambda: A.T.redistribute(C)),
             (C, lambda: B.redistribute(C, alpha=2, beta=1, memory_limit=1 << 18)),
         ]:
-            hidden = comm.allgather(peak(work) - out.report.extra_bytes)  # all ranks fail alike
+            hidden = comm.allgather(peak(work) - out.report.extra_bytes)  # gathered, so that all ranks fail or none
             assert min(hidden) >= -1000
             assert max(hidden) <= allowed, out.report
 
@@ -191,7 +191,7 @@ def test_memory_equals_the_plan(comm: Any, grid: Any, dtype: str, order: Any, mo
 # ------------------------------------------------------------------ types
 @pytest.mark.parametrize("algorithm", ["summa", "inner"])
 def test_sixteen_bit_products_are_added_up_in_32(comm: Any, algorithm: str) -> None:
-    """1 + 2^-11 + 2^-11 + ...: in 16 bits each addend would be rounded away."""
+    """The sum 1 + 2^-11 + 2^-11 + ... is right: in 16 bits each addend would be lost by rounding."""
     for dtype in ("float16", "bfloat16"):
         with ProcessGrid(comm) as grid:
             k = 2048
@@ -201,7 +201,7 @@ def test_sixteen_bit_products_are_added_up_in_32(comm: Any, algorithm: str) -> N
             assert C.dtype == dtype
             assert C.report.dtype == "float32"
             assert C.allgather() == np.array(1 + 2047 / 2048).astype(dtype)
-            # never the whole matrix: one panel of each is converted at a time
+            # one panel of A and B is converted at a time, never the whole matrix
             if algorithm == "summa" and comm.size == 1:
                 assert C.report.extra_bytes <= 64 * 2 * 4 + 3 * 4
 
@@ -244,7 +244,7 @@ def test_without_the_check_nothing_is_compared(grid: Any, monkeypatch: pytest.Mo
 
 @tiers.every_grid
 def test_assignments_within_shared_memory_equal_numpys(comm: Any) -> None:
-    """Windows, steps, lists and transposes of a matrix assigned to other parts of it, drawn."""
+    """Random windows, steps, lists and transposes of a matrix are assigned to other parts of it."""
     rng = np.random.default_rng(3)
 
     def keys(n: int, count: int) -> Any:

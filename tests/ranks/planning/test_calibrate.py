@@ -24,13 +24,13 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.on_ranks(3)
 @pytest.mark.parametrize("per_node", third([2, 1, 100]))
 def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
-    """Also with a single rank on the last node, which has no partner for a link within it."""
+    """Nodes of one, two or all ranks; a single rank on the last node has no link inside its node."""
     if comm.size > 4:
         pytest.skip("slow if ranks share cores, and tests nothing new")
 
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
     monkeypatch.setattr("platform.node", lambda: f"node{comm.rank // per_node}")
-    own = comm.Dup()  # a new communicator: no grid has determined yet which ranks share a node
+    own = comm.Dup()  # the nodes of `comm` are cached with its grids
     machine = calibrate(own)
     own.Free()
     assert len(set(comm.allgather(str(machine)))) == 1
@@ -49,7 +49,7 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
 
 
 def test_an_impossible_link_is_measured_again(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the large transfer takes longer than the small one, at most three times."""
+    """A link is measured until the large transfer takes longer than the small one, at most three times."""
     links, where = import_module("pdgemm.tools.calibrate.links"), MeasuredPlace(None, HOSTS, False, False)
     for seconds, times in (([(2e-3, 1e-3), (1e-4, 1e-2), (0, 0)], 2), ([(2e-3, 1e-3)] * 9, 3)):
         left = iter(seconds)
@@ -62,7 +62,7 @@ def test_an_impossible_link_is_measured_again(comm: Any, monkeypatch: pytest.Mon
 def test_impossible_figures_are_not_written(
     comm: Any, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    """They are not used in a study, either, whose predictions are then for an ordinary cluster."""
+    """Impossible figures are not written, and not used by a study, whose predictions are then for a default cluster."""
     from pdgemm.planning.machines.machine import Link, Machine
     from pdgemm.tools import calibrate
 
@@ -82,7 +82,7 @@ def test_impossible_figures_are_not_written(
 
 @pytest.mark.on_ranks(2)
 def test_a_failing_callback_harms_nobody(comm: Any, tree_mover: None) -> None:
-    """The other ranks have measured all, including a mover registered by the test."""
+    """If a callback fails on one rank, the others complete the calibration, including a mover that is registered."""
     if comm.size > 2:
         pytest.skip("slow if ranks share cores, and tests nothing new")
 
@@ -97,7 +97,7 @@ def test_a_failing_callback_harms_nobody(comm: Any, tree_mover: None) -> None:
         assert "rank" in machine.name and {*BY_MESSAGES} <= {*machine.intra} and "tree" in str(machine)
         assert machine.ranks_per_node is None and machine.intra["shift"] != Machine().intra["shift"]
         assert machine.links("tree")[0] is machine.intra["tree"]
-        assert machine.links("tree")[1] is machine.inter["ring"]  # it was not measured
+        assert machine.links("tree")[1] is machine.inter["ring"]  # not measured: there is one node
 
 
 @pytest.mark.on_ranks(2)
@@ -105,7 +105,7 @@ def test_a_failing_callback_harms_nobody(comm: Any, tree_mover: None) -> None:
 def test_too_little_memory_on_one_rank_is_an_error_on_all(
     comm: Any, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    """As on a full GPU; the other ranks must not wait for it."""
+    """If one rank runs out of memory, as on a full GPU, all ranks raise the error, and none hangs."""
     modules = ("", ".links", ".place", ".functions", ".layers")
     calibrate, links, place, functions, layers = (import_module(f"pdgemm.tools.calibrate{x}") for x in modules)
     here = place.MeasuredPlace(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
@@ -141,6 +141,6 @@ def test_too_little_memory_on_one_rank_is_an_error_on_all(
 
 
 def test_a_link_is_a_line_through_a_small_and_a_large_transfer() -> None:
-    """Seconds per message, and per byte."""
+    """A small and a large transfer determine alpha (seconds per message) and beta (seconds per byte)."""
     found = link([6e-6, 6e-6 + 3 * 1000 * 8 * 2e-10], words=3000, messages=3)
     assert (found.alpha, found.beta) == pytest.approx((2e-6, 2e-10))

@@ -1,4 +1,4 @@
-"""Plans as values: their figures, their JSON form, and their execution."""
+"""Plans: figures, JSON form, and execution."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_planned_figures_equal_those_of_the_run(comm: Any, grid: Any) -> None:
     p.execute(A, B, C, alpha=0, beta=0)
     assert not C.allgather().any()
     C.local[...] = 3
-    plan(A[:, :0], B[:0], C, beta=2).execute(A[:, :0], B[:0], C, beta=2)  # no inner indices
+    plan(A[:, :0], B[:0], C, beta=2).execute(A[:, :0], B[:0], C, beta=2)  # k = 0
     assert (C.allgather() == 6).all()
-    slow = replace(Machine(), call_overhead=100.0)  # one rank has another machine file, but uses the same plan
+    slow = replace(Machine(), call_overhead=100.0)  # ranks with other machine files get the same plan
     plan(A, B, C, algorithm="row", machine=slow if comm.rank else None)
 
 
@@ -66,7 +66,7 @@ def test_planned_figures_equal_those_of_the_run(comm: Any, grid: Any) -> None:
     ("algorithm", "mover"), in_turn([*families(), ENTRY.name], ["auto", *BY_MESSAGES]), indirect=["mover"]
 )
 def test_a_prepared_product_reads_current_elements(comm: Any, algorithm: str, mover: str) -> None:
-    """It reads the current elements of the matrices, also after other products have evicted its grid."""
+    """A prepared product reads the current elements of its matrices, also after its grid was evicted from the cache."""
     cases = [x for x in accepted(comm.size) if x[0] == algorithm]
     if not cases:
         pytest.skip("one rank has no layers")
@@ -75,7 +75,7 @@ def test_a_prepared_product_reads_current_elements(comm: Any, algorithm: str, mo
         B = DistMatrix.random((27, 31), grid=other, block=(5, 2), seed=2, order="F")
         C = DistMatrix.random((22, 27), grid=grid, block=(4, 5), seed=3)
         for number, (_, shape, layers) in enumerate(cases[: 4 if everything() else 2]):
-            A = A if number % 2 else A.copy()  # a copy that neighbours cannot read
+            A = A if number % 2 else A.copy()  # in shared memory, or a private copy
             p = plan(A.T, B.T, C, beta=1, algorithm=algorithm, shape=shape, layers=layers, mover=mover, panel_width=4)
             product = p.prepare(A.T, B.T, C, alpha=2)
             for turn, beta in enumerate((0, 1, -0.5, 0)):
@@ -89,7 +89,7 @@ def test_a_prepared_product_reads_current_elements(comm: Any, algorithm: str, mo
                 assert C.report.counted == product.plan.traffic(comm.rank)
                 assert C.report.extra_bytes == product.plan.extra_bytes(comm.rank)
                 if turn == 1:
-                    for ranks in range(12):  # the cache of grids is limited
+                    for ranks in range(12):  # evict the grid of the product
                         places = [(rank + ranks) % comm.size for rank in range(comm.size)]
                         grid.work_grid((1, comm.size), 1, tuple(places))
             with pytest.raises(DTypeError, match="beta must be a number"):
@@ -104,7 +104,7 @@ def test_a_prepared_product_reads_current_elements(comm: Any, algorithm: str, mo
 
 
 def test_a_prepared_product_allocates_nothing(comm: Any, grid: Any, tree_mover: None) -> None:
-    """Views, buffers and calls of BLAS are reused, for every mover."""
+    """A prepared product reuses views, buffers and calls of BLAS, for every mover."""
     A, B, C = (DistMatrix.random((200, 200), grid=grid, block=8, seed=s) for s in (1, 2, 3))
     for mover in ("auto", *BY_MESSAGES):
         product = plan(A, B, C, algorithm="summa", shape=grid.shape, mover=mover).prepare(A, B, C)
@@ -162,7 +162,7 @@ def test_a_plan_by_extents_is_that_of_matrices_made_by_default(comm: Any, grid: 
 
 
 def test_repeated_products_set_up_nothing(comm: Any, grid: Any) -> None:
-    """Grids for products are created once; at most WORK_GRIDS of them are cached."""
+    """Grids of products are created once, and at most WORK_GRIDS of them are cached."""
     A, B, C = matrices(grid, (24, 24, 24))
     kept = grid._shared.work_grids
     cases = accepted(comm.size)
@@ -183,7 +183,7 @@ def test_plans_refuse_other_matrices(comm: Any, grid: Any) -> None:
         for wrong in ((other, B, C), (A, B, other), (A, B.astype("float32"), C)):
             with pytest.raises((LayoutError, DTypeError), match="the plan was made for"):
                 p.execute(*wrong)
-        with ProcessGrid(comm, (1, comm.size)) as columns:  # C has to be redistributed to its layout
+        with ProcessGrid(comm, (1, comm.size)) as columns:  # after the product, C has to be redistributed
             wide = DistMatrix.zeros((12, 12), grid=columns)
             moving = plan(A, B, wide, algorithm="row")
             assert "C" in [name for name, _ in moving.moves]
@@ -253,7 +253,7 @@ def test_the_limit_is_kept_at_every_size_down_to_the_smallest(comm: Any, grid: A
 
 
 def test_a_repeated_product_reuses_its_views(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C caches its views while A and B live; whatever changes, the result is right."""
+    """C caches the views of its last product while A and B exist; after any change the result is right."""
     made: list[object] = []
     make = prepared.executor_of
     monkeypatch.setattr(prepared, "executor_of", lambda call: made.append(call.alpha) or make(call))
@@ -273,14 +273,14 @@ def test_a_repeated_product_reuses_its_views(comm: Any, monkeypatch: pytest.Monk
         check(1, A, B, 0, 1)
         A.local[...] += 1
         check(1, A, B, 2, 0)
-        check(3, A, B, 0, 1)  # alpha is part of the key
+        check(3, A, B, 0, 1)  # another alpha: new views
         check(3, B, A, 0, 1)
         check(3, B, A, 1, 0)
-        check(3, B, A[:, :], 1, 0)  # the same elements
+        check(3, B, A[:, :], 1, 0)  # a view of all of A: the same elements
         wide = np.random.default_rng(comm.rank).random((A.local.shape[0], 2 * A.local.shape[1]))
         close, far = wide.reshape(-1)[: A.local.size].reshape(A.local.shape), wide[:, : A.local.shape[1]]
         lying = [DistMatrix.from_local(x, A.shape, grid=grid, block=A.block) for x in (close, far)]
-        for X in lying:  # both alive, at one address, with rows at different distances
+        for X in lying:  # same address, other distance between rows
             check(3, X, B, 0, 1)
         check(5, B, A, 1, 1)
         place = A.local.ctypes.data
@@ -298,7 +298,7 @@ def test_a_repeated_product_reuses_its_views(comm: Any, monkeypatch: pytest.Monk
 
 
 def test_buffers_are_freed_after_the_call(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, immediately, and not by the garbage collector."""
+    """All buffers of a product are freed at its end by reference counts, not by the garbage collector."""
     alive: list[Any] = []
     buffers = Workspace.__init__
 

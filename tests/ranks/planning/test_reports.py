@@ -53,7 +53,7 @@ def test_titles_name_the_operands_as_they_enter_the_product(comm: Any, grid: Any
 
 
 def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    own = comm.Dup()  # a communicator without another open grid
+    own = comm.Dup()  # no other grid of `own` is open
     with ProcessGrid(own) as grid:
         A = DistMatrix.eye(40, grid=grid)
         C = pdgemm(1, A, A, algorithm="summa", shape=grid.shape)
@@ -76,7 +76,7 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
         bad = Summary([slow[0].changed(extra_bytes=1 + slow[0].predicted_extra_bytes), *slow[1:]])
         assert "NOT as predicted" in str(bad)
 
-        copied = pickle.loads(pickle.dumps(C.report))  # as MPI's gather does
+        copied = pickle.loads(pickle.dumps(C.report))  # like a report that MPI has sent
         assert copied == C.report
         with pytest.raises(ArgumentError, match="came from another process"):
             copied.summary()
@@ -86,7 +86,7 @@ def test_the_summary_is_of_all_ranks_and_the_same_on_all(comm: Any, capsys: pyte
                 (C if comm.rank else D).report.summary()
         assert C.report.summary().as_dict() == table
         unread = A @ A
-    assert f"rank {comm.rank} at " in str(unread.report)  # its figures are of this rank
+    assert f"rank {comm.rank} at " in str(unread.report)  # needs no other rank
     with pytest.raises(GridError, match="has been freed"):
         C.report.summary()
     own.Free()
@@ -116,7 +116,7 @@ def test_products_are_logged_once(comm: Any, grid: Any, caplog: pytest.LogCaptur
     texts += [f"plan: {p}", str(p.execute(A, A, C).report)]
     product = p.prepare(A, A, C)
     texts.append(f"plan: {p}")
-    texts += [str(product().report) for _ in range(2)]  # the plan is logged once
+    texts += [str(product().report) for _ in range(2)]  # no further log lines of the plan
     batch = Batch.from_global(np.ones((5, 3, 3)), comm)
     texts.append(str(matmul_batched(batch, batch).report))
     assert caplog.messages == (texts if comm.rank == 0 else [])
@@ -135,5 +135,5 @@ def test_the_debug_log_names_movers_reasons_and_allocations(
     *first, buffers = [x.getMessage() for x in caplog.records if x.levelno == logging.DEBUG]
     assert buffers.startswith(f"rank {comm.rank} allocates {in_bytes(C.report.extra_bytes)}")
     assert len(first) == 2 * (comm.rank == 0)
-    for text, words in zip(first, (["panels travel by ring, each rank passes"], ["considered:", "chosen", "rule: "])):
+    for text, words in zip(first, (["mover of the panels: ring, each rank"], ["considered:", "chosen", "rule: "])):
         assert text.startswith(words[0]) and all(x in text for x in words)

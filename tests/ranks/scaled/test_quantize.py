@@ -1,4 +1,4 @@
-"""The rounding of matrices to 8 bits: error bounds, the largest numbers, and numbers too large for a type."""
+"""Quantization of matrices to 8 bits: error bounds, largest numbers, and numbers that overflow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_element_is_within_the_bound(comm: Any, grid: Any) -> None:
         assert Q.block == (mb, nb) and np.array_equal(A.allgather(), x)
         s, largest = Q.scales.allgather().astype(float), largest_of_blocks(x.astype(float), mb, nb)
         exact = largest / LARGEST[dtype]
-        some = exact > 2.0**-126  # below it, a scale underflows float32
+        some = exact > 2.0**-126  # smaller scales underflow float32
         assert (s[largest == 0] == 1).all()
         if powers:
             assert np.array_equal(s, 2.0 ** np.rint(np.log2(s)))
@@ -54,7 +54,7 @@ def test_each_element_is_within_the_bound(comm: Any, grid: Any) -> None:
 
 
 def test_too_large_elements_saturate_or_overflow(comm: Any, grid: Any) -> None:
-    """Overflow: OCP 8-bit floating point 1.0 has a mode that saturates, and one that does not."""
+    """Both overflow modes of OCP's 8-bit floating point 1.0: saturating, and to NaN or infinity."""
     x = np.array([[1.0, -3, 1e9, -1e9, np.inf, -np.inf, np.nan, 0.5]], np.float32)
     A = DistMatrix.from_global(x, grid=grid)
     for dtype, top in LARGEST.items():

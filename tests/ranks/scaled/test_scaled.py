@@ -30,14 +30,14 @@ POWERS = {"scale_dtype": "float8_e8m0fnu"}
 
 
 def decoded(S: Any) -> np.ndarray:
-    """Decode a Scaled in float64, by NumPy."""
+    """Return the values times scales of a Scaled in float64, by NumPy."""
     (m, n), (mb, nb) = S.shape, S.block
     values, scales = (x.allgather().astype(np.float64) for x in (S.values, S.scales))
     return values * scales[np.arange(m)[:, None] // mb, np.arange(n) // nb]
 
 
 def bound(a: np.ndarray, b: np.ndarray, u: float = 2.0**-24) -> np.ndarray:
-    """|C - C^| <= gamma_k |A||B| (Higham 2002, 3.5), where each element is rounded once more when it is decoded."""
+    """Return the bound of |C - C^|: gamma_(k+4) |A||B| (Higham 2002, 3.5); decoding rounds each element, too."""
     terms = (a.shape[1] + 4) * u
     return terms / (1 - terms) * (np.abs(a) @ np.abs(b)) + 1e-300
 
@@ -64,10 +64,10 @@ def test_products_of_every_algorithm(comm: Any, grids: list[Any]) -> None:
 
 @pytest.mark.on_ranks(2, 4)
 def test_one_operand_with_scales(comm: Any, grid: Any) -> None:
-    """The other one is a DistMatrix of any type; C of any type and layout, op(A), op(B), alpha and beta."""
+    """The other operand is a DistMatrix of any type; C of any type and layout, all op(A), op(B), alpha and beta."""
     m, n, k = 21, 18, 50
     cases = in_turn(["float32", "bfloat16", "float64", "complex64", "int8", "float8_e5m2"], SHARED)
-    cases = cases if comm.size < 4 else cases[:3]  # cases that depend on the grid
+    cases = cases if comm.size < 4 else cases[:3]  # some cases are enough for this grid
     for (other, (dtype, scales, options)), transa, transb in zip(cases, "NTCNTN", "TNNCTN"):
         A = DistMatrix.random((m, k) if transa == "N" else (k, m), grid=grid, block=16, seed=1)
         S = quantize(A, dtype, scales, **options)
@@ -134,7 +134,7 @@ def test_shapes_without_elements(comm: Any, grid: Any) -> None:
 
 
 def test_narrow_panels_are_sent(comm: Any) -> None:
-    """A panel has one byte per element: the scales are the only words of other types."""
+    """Panels are sent with one byte per element, and scales in addition."""
     with ProcessGrid(comm, (1, comm.size)) as grid:
         A = DistMatrix.random((64, 64), grid=grid, block=16, seed=1)
         S = quantize(A, "float8_e4m3fn", "block", **POWERS, block=(1, 16))
@@ -162,14 +162,14 @@ def test_bad_scales_are_refused_on_all_ranks(comm: Any, grid: Any) -> None:
         (ArgumentError, "positive and finite", lambda: Scaled(V, last, (1, 32))),
         (LayoutError, r"columns 5:40 .* next to 5 are 0 and 32", lambda: S[:, 5:40]),
         (KeyIndexError, "two dimensions", lambda: S[1:2, 1:2, 1:2]),
-        (ArgumentError, "only submatrices", lambda: S[0]),
+        (ArgumentError, "indexed only by slices", lambda: S[0]),
         (LayoutError, "must not cross ranks|$", lambda: quantize(A[:, 5:], "int8", "block")),
         (DTypeError, "values of a Scaled", lambda: quantize(A, "float16")),
         (DTypeError, "A must be real", lambda: quantize(A.astype("complex64"), "int8")),
         (DTypeError, "scale_dtype", lambda: quantize(A, "int8", scale_dtype="float64")),
         (ArgumentError, "one of tensor, row", lambda: quantize(A, "int8", "rows")),
         (ArgumentError, "larger than|> 0", lambda: quantize(A, "int8", -1.0)),
-        (ArgumentError, "not a power of two", lambda: quantize(A, "int8", 0.3, **POWERS)),
+        (ArgumentError, "must be a power of two", lambda: quantize(A, "int8", 0.3, **POWERS)),
         (ArgumentError, "int8 has none", lambda: quantize(A, "int8", saturate=False)),
         (ArgumentError, "A has NaN", lambda: quantize(A * np.nan, "int8")),
         (DTypeError, "real or complex", lambda: pdgemm(1, S, S, 0, C, transb="T")),

@@ -26,7 +26,7 @@ def boom(*_: object) -> None:
 
 
 Act = Callable[[Any], object]
-# the call of all ranks but one
+# by name: the call of all ranks but one
 USUAL: dict[str, Act] = {
     "gemm": lambda x: x.gemm(1, x.A, x.B),
     "gemm with C": lambda x: x.gemm(1, x.A, x.B, 0, x.C),
@@ -50,7 +50,7 @@ USUAL: dict[str, Act] = {
     "grids": lambda x: x.pdgemm.ProcessGrid(x.comm),
     "batch": lambda x: x.pdgemm.Batch.from_local(np.ones((1, 2, 2)), x.comm),
 }
-# the deviating call, and a part of the message
+# (name in USUAL, the deviating call, a part of the message)
 CASES: list[tuple[str, Act, str]] = [
     ("gemm", lambda x: x.gemm(1, x.A, x.B, progress=boom), "boom"),
     ("gemm", lambda x: x.gemm(1, None, x.B), "A must be a DistMatrix, got NoneType"),
@@ -127,7 +127,7 @@ CASES: list[tuple[str, Act, str]] = [
 
 @pytest.fixture(scope="module")
 def job() -> Any:
-    """The matrices and functions that the cases use."""
+    """Matrices and functions that the cases use."""
     comm = MPI.COMM_WORLD
     with pdgemm.ProcessGrid(comm) as grid:
         x = SimpleNamespace(comm=comm, pdgemm=pdgemm, gemm=pdgemm.pdgemm, grid=grid, Matrix=pdgemm.DistMatrix)
@@ -146,7 +146,7 @@ def job() -> Any:
 
 @pytest.mark.parametrize("usual", USUAL)
 def test_all_raise_the_same(job: Any, shared_tmp_path: Path, usual: str) -> None:
-    """The first rank deviates, or the last one."""
+    """If the first or the last rank deviates, all ranks raise the same error."""
     job.path = shared_tmp_path / "a.h5"
     hdf5.save(job.path, "x", job.A)
     kept, cases = job.A.local.copy(), [(other, message) for name, other, message in CASES if name == usual]
@@ -156,8 +156,8 @@ def test_all_raise_the_same(job: Any, shared_tmp_path: Path, usual: str) -> None
         told = caught.type, str(caught.value)
         assert job.comm.allgather(told) == [told] * job.comm.size
         assert message in told[1]
-        assert "BlockCyclic(" not in told[1]  # differences are described in words, as far as possible
-        # the ranks still agree, and A is unchanged: assignments were refused before they wrote
+        assert "BlockCyclic(" not in told[1]  # layouts are described in words
+        # later collective calls succeed, and A is unchanged: assignments were refused before they wrote
         assert hdf5.load(job.path, "x", job.grid).allclose(job.A)
         assert np.array_equal(kept, job.A.local)
 

@@ -1,4 +1,4 @@
-"""Survivors read matrices of lost ranks in the memory of their node; and the rules for a step."""
+"""Survivors read matrices of lost ranks in the shared memory of their node; rules for steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.mpi, square_grid]
 
 RANKS = launcher.launched_size()
 GRIDS = grid_shapes(RANKS)
-LAYOUTS: list[dict[str, Any]] = [  # extents of A; a state consists of it and of its views
+LAYOUTS: list[dict[str, Any]] = [  # layouts of A; a state is A and views of A
     {"block": 4, "dtype": "float64"},
     {"block": (3, 50), "dtype": "complex64", "order": "F"},
     {"block": None, "dtype": "int8"},
@@ -33,7 +33,7 @@ LAYOUTS: list[dict[str, Any]] = [  # extents of A; a state consists of it and of
 
 @contextmanager
 def without(comm: Any, gone: list[int], **grid: Any) -> Iterator[Any]:
-    """Yield a grid of the surviving ranks; None on the others, which wait."""
+    """Yield a grid of the ranks that are not in `gone`; on the others None."""
     left = comm.Split(MPI.UNDEFINED if comm.rank in gone else 0, comm.rank)
     if left:
         with ProcessGrid(left, **grid) as made:
@@ -97,7 +97,7 @@ def test_any_layout_is_inherited(
                 assert len(plans) == len(expected)
                 sent = left.comm.allreduce(sum(x.words_sent for x in traffic))
                 assert sent == left.comm.allreduce(found.inherited_words)
-        for name, x in expected.items():  # the old elements are unchanged
+        for name, x in expected.items():  # the kept elements are unchanged
             np.testing.assert_array_equal(kept.state[name].allgather(), x)
     base.Free()
 
@@ -134,7 +134,7 @@ def test_a_step_changes_no_matrix_of_the_state(comm: Any) -> None:
         found = r.run(make, step)
     assert [*found] == ["C", "T"]
     np.testing.assert_array_equal(found["C"].allgather(), np.eye(30))
-    for x in found.values():  # now they belong to the caller
+    for x in found.values():  # writable for the caller
         x.local[...] = 1
     assert r.recoveries == []
     assert "--with-ft ulfm" in r.why_not

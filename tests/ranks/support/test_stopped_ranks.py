@@ -1,4 +1,4 @@
-"""The watchdog names a rank that stops in a function, whatever call the other ranks wait in."""
+"""The watchdog names a rank that is stopped in a function, whatever call the other ranks wait in."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def command_of(folder: Path, source: str, ranks: int) -> list[str]:
     return jobs.python(ranks, folder / "program.py")
 
 
-CASES = {  # each in the middle of a wait
+CASES = {  # rank 1 is stopped in the middle of each
     "shared": "pdgemm(1, A, A, algorithm='summa', mover='shared', check=False)",
     "ibcast": "pdgemm(1, A, A, algorithm='summa', mover='ibcast', check=False)",
     "solve": "linalg.solve(A, A[:, 0:2])",
@@ -75,7 +75,7 @@ CASES = {  # each in the middle of a wait
 
 
 def test_a_stopped_rank_is_named_in_every_wait_and_may_continue(tmp_path: Path) -> None:
-    """The test continues the rank once the line is printed."""
+    """When the watchdog has named the stopped rank, the test continues it, and results are right."""
     source = f"""
         def numbers(x):
             values = [y.allgather() if isinstance(y, DistMatrix) else y for y in (x if isinstance(x, tuple) else [x])]
@@ -113,7 +113,7 @@ def test_a_stopped_rank_is_named_in_every_wait_and_may_continue(tmp_path: Path) 
 
 
 def test_a_stopped_rank_may_continue_within_the_limit(tmp_path: Path) -> None:
-    """If PDGEMM_WATCHDOG is set."""
+    """With PDGEMM_WATCHDOG = 2, a rank that stops for 0.4 s continues; a longer stop ends the job."""
     source = """
         stops_at(3, seconds=0.4)
         C = pdgemm(1, A, A, mover="ring", algorithm="summa", check=False)
@@ -151,7 +151,7 @@ def computes_alone():
 
 
 def test_a_busy_rank_does_not_end_the_job(tmp_path: Path) -> None:
-    """It is reported in the user's code; not in the package's functions, nor while it holds the interpreter's lock."""
+    """A rank that computes in a function of the package is not named, even if it holds the interpreter's lock."""
     (tmp_path / "planted.py").write_text(PLANTED)
     source = """
         import pdgemm as package

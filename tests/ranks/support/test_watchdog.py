@@ -1,4 +1,4 @@
-"""Ranks that others wait for in vain are named; the job ends if it can never continue, and only then."""
+"""The watchdog names ranks that others wait for; it ends the job if, and only if, the job can never continue."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ A = DistMatrix.eye(9, grid=grid)
 
 
 def run(folder: Path, source: str, **env: str) -> SimpleNamespace:
-    """Run the program on 3 ranks; return exit code, standard output, and lines of the watchdog.
+    """Run a program on 3 ranks; return exit code, output, errors, and the lines of the watchdog.
 
-    Under load ranks start at different times, and wait for each other in the grid: such lines are left out.
+    Lines about waits in ProcessGrid are left out: under load, ranks start at different times.
     """
     program = folder / "program.py"
     program.write_text(HEAD + textwrap.dedent(source))
@@ -67,7 +67,7 @@ def test_a_busy_rank_is_named_and_not_killed(tmp_path: Path) -> None:
     assert (done.code, done.out.count("norm 3\n")) == (0, 3), done.err
     assert done.lines and all("rank 0 of 3 has waited" in line for line in done.lines)  # only one rank prints
     assert f"rank 1 did not join, it is in {tmp_path}/{line_of(source, 'sleep(1.3)')};" in done.lines[0]
-    calls = {"A.norm()": "norm", "A @ A": "__array_ufunc__", "A.max()": "max"}  # two of them inherited
+    calls = {"A.norm()": "norm", "A @ A": "__array_ufunc__", "A.max()": "max"}  # two methods are inherited
     waits = [f"{line_of(source, text)} (DistMatrix.{name})" for text, name in calls.items()]
     assert all(any(wait in line for wait in waits) for line in done.lines), done.lines
     assert all(any(wait in line for line in done.lines) for wait in waits), done.lines
@@ -115,7 +115,7 @@ def test_a_rank_that_left_long_ago_is_not_forgotten(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_at_the_end_for_a_rank_that_failed(tmp_path: Path) -> None:
-    """That rank still has its grid, which the others free."""
+    """If one rank fails before it frees its grid, the others do not wait for it when they free theirs."""
     source = """
         with ProcessGrid(comm.Dup()):
             if rank == 0:
@@ -185,7 +185,8 @@ def test_ranks_that_wait_for_each_other_end_the_job(tmp_path: Path) -> None:
     )
     assert done.code in LAUNCHER
     assert "; the job is ended" in done.lines[-1]
-    others = (1, 2) if "rank 0 of 3 has waited" in done.lines[-1] else (0,)  # the rank that asks first
+    # the line names the ranks of the other communicator
+    others = (1, 2) if "rank 0 of 3 has waited" in done.lines[-1] else (0,)
     assert all(f"rank {rank} did not join, it is in {tmp_path}/program.py:" in done.lines[-1] for rank in others)
 
 
@@ -203,7 +204,7 @@ def test_switched_off_and_after_the_end(tmp_path: Path) -> None:
     """
     off = run(tmp_path, source, PDGEMM_WATCHDOG="0")
     assert (off.code, off.out.count("unwatched"), off.lines) == (0, 3, [])
-    on = run(tmp_path, source, PDGEMM_WATCHDOG="20")  # no messages after the end of MPI
+    on = run(tmp_path, source, PDGEMM_WATCHDOG="20")  # the watchdog ends with MPI
     assert (on.code, on.out.split(), on.lines) == (0, ["watched"] * 3, [])
 
 

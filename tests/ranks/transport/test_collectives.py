@@ -1,4 +1,4 @@
-"""Collectives by messages: every algorithm on every rank, against NumPy, with words and messages as planned."""
+"""Collectives by messages: every algorithm, compared with NumPy; words and messages as planned."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_every_algorithm_against_numpy(comm: Any, dtype: str) -> None:
 @every_grid
 @pytest.mark.parametrize("dtype", ["d", "F", "bfloat16"])
 def test_parts_that_are_read_in_place(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks share memory here: three vectors at once, polled in turn, with the counts of the schedules.
+    """Collectives in shared memory: three at once, polled in turn; counts equal the schedules'.
 
-    Sums have the bits of a tree over the ranks.
+    Sums have the bits of a tree over the ranks (`as_tree`).
     """
     monkeypatch.setattr(collectives, "_AT_A_TIME", 3)
 
@@ -87,7 +87,7 @@ def as_tree(addends: np.ndarray) -> np.ndarray:
 
 
 def test_sums_are_in_the_order_of_the_ranks(comm: Any) -> None:
-    """For addends whose sum depends on the order: the same bits as in the stated order, in every run."""
+    """In every run, sums have the bits of the documented order of addends."""
     p, n = comm.size, 40
     addends = np.random.default_rng(1).standard_normal((p, n)) * 10.0 ** np.arange(-8, 8).repeat(3)[:n]
     tree = as_tree(addends)
@@ -117,7 +117,7 @@ def test_sums_are_in_the_order_of_the_ranks(comm: Any) -> None:
 
 
 def test_reductions_with_other_operations(comm: Any) -> None:
-    """Two arrays are sent together, and the earlier of two ranks is the left argument."""
+    """Two arrays are reduced together; the left argument of the operation is from earlier ranks."""
 
     def later(a: Any, b: Any) -> Any:
         assert (a[1] < b[1]).all()

@@ -1,4 +1,4 @@
-"""Messages progress while BLAS runs: polls between the slabs of a product, and the hidden seconds of the report."""
+"""Messages progress while BLAS runs: polls between slabs of a product, and `hidden_seconds` of the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = square_grid
 
 
 class Request:
-    """A request that completes after so many tests; waiting takes `seconds`."""
+    """A request that completes after `tests` calls of Test; Wait advances the clock by `seconds`."""
 
     def __init__(self, tests: int, seconds: float = 0, clock: list[float] | None = None) -> None:
         self.tests, self.seconds, self.clock, self.waited = tests, seconds, clock, 0
@@ -57,7 +57,7 @@ def test_transfers_complete_in_order_and_are_waited_for_once(clock: list[float])
     transfers.expect(group)
     transfers.expect(other)
     transfers.poll()
-    assert (group, other) == ([first, second], [])  # the second cannot complete before the first
+    assert (group, other) == ([first, second], [])  # the second completes only after the first
     transfers.poll()
     assert group == []
     transfers.wait(group)
@@ -67,17 +67,17 @@ def test_transfers_complete_in_order_and_are_waited_for_once(clock: list[float])
 
 
 def test_hidden_seconds_are_transfer_time_minus_waits(clock: list[float]) -> None:
-    recorder = Recorder({"wait": 7.0})  # from before
+    recorder = Recorder({"wait": 7.0})  # of earlier products
     transfers = Transfers(recorder)
     a, b = [Request(9, seconds=3.0, clock=clock)], [Request(0)]
-    transfers.expect(a)  # at 100
+    transfers.expect(a)  # a is in flight from 100
     clock[0] += 2
-    transfers.expect(b)  # a is in flight as well: counted once
+    transfers.expect(b)  # b from 102; the times of a and b count once
     clock[0] += 4
-    transfers.wait(a)  # for 3 of 9 seconds
+    transfers.wait(a)  # waits 3 s: until 109
     assert recorder.seconds == {"wait": 10.0}  # b is still in flight
     clock[0] += 1
-    transfers.poll()  # b: at 110
+    transfers.poll()  # b is complete at 110
     clock[0] += 50  # nothing is in flight
     assert recorder.seconds == {"wait": 10.0, "hidden": 7.0}
     transfers.expect([Request(0)])
@@ -87,7 +87,7 @@ def test_hidden_seconds_are_transfer_time_minus_waits(clock: list[float]) -> Non
 
 
 def test_senders_poll_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender that receives nothing has to call MPI, too."""
+    """A rank that only sends has to call MPI, too, so that its messages progress."""
     calls = list[str]()
     self_ = type("Comm", (), {"Iprobe": lambda _: calls.append("Iprobe")})()
     monkeypatch.setattr(arrivals, "MPI", type("MPI", (), {"COMM_SELF": self_}))
@@ -112,7 +112,7 @@ def test_senders_poll_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_between_nodes_products_are_cut_to_progress_messages(
     comm: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part of a product is formed once, with a poll after each; on one node the product is whole."""
+    """Each slab of a product is formed once, with a poll after each; on one node products are not cut."""
     monkeypatch.setattr(local, "SLAB_ROWS", 2)
     work, poll, call = [0, 0, 0], Transfers.poll, local._Prepared.__call__
 
@@ -167,19 +167,19 @@ def test_between_nodes_products_are_cut_to_progress_messages(
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("mover", ["ring", "tree"], indirect=True)
 def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) -> None:
-    """Ranks 1, 2, ... forward it when they poll, not when they need it."""
+    """Ranks 1, 2, ... forward a panel when they poll, not when they need it."""
     panel, last = np.full(50_000, float(comm.rank == 0)), comm.size - 1
     slot, recorder = Slot(0, panel, panel), Recorder()
     transfers = Transfers(recorder)
     BROADCASTS[mover](comm, panel, 0, slot, recorder)
     transfers.expect(slot.arrivals)
     if comm.rank < last:
-        while slot.arrivals:  # within a product
+        while slot.arrivals:  # polls, as within a product
             transfers.poll()
         for sent in slot.users:
             sent.Wait()
         assert recorder.traffic.messages_sent == MOVERS[mover].senders(comm.size).tolist().count(comm.rank)
-        comm.recv(source=last, tag=1)  # only the last rank waits, for polls of all the others
+        comm.recv(source=last, tag=1)  # the last rank waits for a panel that the others forward by polls
     else:
         transfers.wait(slot.arrivals)
         for rank in range(last):
@@ -193,7 +193,7 @@ def test_a_panel_is_forwarded_in_the_middle_of_a_product(comm: Any, mover: str) 
 def test_partial_sums_are_sent_while_the_next_are_formed(
     comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A product is formed between the start and the end of each reduction but the last; without lookahead, of none."""
+    """With lookahead, a product is formed between start and end of each reduction but the last; without, of none."""
     seen = list[str]()
 
     def noted(event: str, function: Any) -> Any:
@@ -217,8 +217,8 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
         assert gemm_error(c.allgather(), 1, A.allgather(), B.allgather()) <= TOLERANCE
         assert c.report.counted == c.report.predicted
     planner.best_plan.cache_clear()
-    events = "".join(event for event, _ in itertools.groupby(seen))  # a window has several ranges of rows
-    texts = own.allgather(events)  # products, starts of reductions, and their ends on ranks that have rows of C
+    events = "".join(event for event, _ in itertools.groupby(seen))  # a window may have several products
+    texts = own.allgather(events)  # m: product, s: start of a reduction, e: its end, on ranks with rows of C
     if lookahead:
         assert not any("se" in text[:-2] for text in texts)
         assert any("smes" in text for text in texts)
@@ -235,7 +235,7 @@ def test_partial_sums_are_sent_while_the_next_are_formed(
 def test_windows_of_partial_sums_take_rows_of_every_owner(
     comm: Any, algorithm: str, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C has blocks of rows: each window then has a few rows of each block, and all ranks receive some of it."""
+    """If C is divided by rows, each window has a few rows of each block: all ranks receive some of its sums."""
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "1")
     monkeypatch.setattr(problem, "REDUCED_ROWS", 3)
     monkeypatch.setattr(reduction, "LEAST_ROWS", 1)
@@ -261,7 +261,7 @@ def test_windows_of_partial_sums_take_rows_of_every_owner(
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("seen", [(0, 1, 2), (2, 0, 1)], ids=str)
 def test_panels_of_a_block_are_forwarded_in_any_order(comm: Any, seen: tuple[int, ...]) -> None:
-    """Equal panels that overtake each other keep their places; each is sent on before the others have arrived."""
+    """Panels used in any order are right, and each is forwarded when it has arrived, before later ones arrive."""
 
     def block(rank: int) -> list[np.ndarray]:
         return [np.full((50, 300), 10.0 * rank + number) for number in range(len(seen))]
@@ -283,7 +283,7 @@ def test_panels_of_a_block_are_forwarded_in_any_order(comm: Any, seen: tuple[int
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
 def test_panels_of_this_rank_are_multiplied_while_others_arrive(lookahead: int) -> None:
-    """With several in flight one local panel is multiplied before each of the others; else the order stays."""
+    """With several panels in flight, a local panel is multiplied before each panel of another rank."""
     steps, own, in_flight, most = range(8), {2, 3, 6, 7}, set[int](), 0
     ring = PanelRing(lookahead + 1, np.empty(lookahead + 1), np.empty(lookahead + 1), Transfers())
 

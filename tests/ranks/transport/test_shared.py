@@ -1,4 +1,4 @@
-"""Matrices in memory that the ranks of a node share: read in place, at the right time, with the right counts."""
+"""Matrices in shared memory of a node are read in place, at the right time, and reads are counted."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_long_waits_for_ranks_without_a_core_sleep(comm: Any, grid: Any, monkeyp
         if comm.rank == 0:
             sleep(20 * node_memory._PATIENCE)
         grid.memory.sync()
-        if comm.rank or not oversubscribed:  # rank 0 may have to wait for others, too
+        if comm.rank or not oversubscribed:  # rank 0 may have to wait, too
             assert naps.called == oversubscribed
 
 
 @pytest.mark.mpi(min_size=2)
 def test_panels_are_multiplied_in_place(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No copy, no buffer, no message: every panel given to BLAS is a part of the owner's matrix."""
+    """Panels are not copied, buffered or sent: every panel that BLAS reads is a part of the owner's matrix."""
     prepared, copied = Mock(), Mock()
     prepared.side_effect = Accumulator.prepared
     monkeypatch.setattr(Accumulator, "prepared", lambda *args: prepared(*args))
@@ -100,7 +100,7 @@ def test_panels_are_multiplied_in_place(comm: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", ["reader", "writer"])
 def test_late_ranks_and_shared_memory(comm: Any, late: str) -> None:
-    """A late rank still writes before the others read; a rank that reads late is waited for."""
+    """Other ranks wait for a late rank, before they read what it writes, and before they write what it reads."""
 
     def dawdle(*_: int) -> None:
         if late == "reader" and comm.rank == comm.size - 1:
@@ -126,7 +126,7 @@ def test_late_ranks_and_shared_memory(comm: Any, late: str) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_synchronise_before_they_read_copies(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once after each product, and once more before it where elements may have changed since the product was set up."""
+    """Once after a product; and once before it, if copies of elements are read or a prepared product is executed."""
     calls, sync = list[NodeArrays](), NodeArrays.sync
     monkeypatch.setattr(NodeArrays, "sync", lambda self: (calls.append(self), sync(self)))
     A, B, C = (DistMatrix.random((40, 40), grid=grid, seed=s) for s in range(3))
@@ -147,9 +147,9 @@ def test_ranks_synchronise_before_they_read_copies(comm: Any, grid: Any, monkeyp
 
 @pytest.mark.mpi(min_size=2)
 def test_without_shared_memory_products_send_messages(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If one rank has no room, all use messages.
+    """If one rank has no shared memory left, all ranks send messages.
 
-    A caller may vouch for arguments, but not for memory that others use, too.
+    Also with check=False, which skips the comparison of arguments, but not this agreement.
     """
     S, C = (DistMatrix.random((40, 40), grid=grid, seed=s) for s in (1, 3))
     A, B = (DistMatrix.random((40, 40), grid=grid, seed=s).copy() for s in (1, 2))
@@ -205,7 +205,7 @@ def test_a_plan_is_not_carried_out_on_other_nodes(comm: Any, monkeypatch: pytest
 
 @pytest.mark.mpi(min_size=2)
 def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
-    """With the same ranks, in the same window, at the same time."""
+    """Two threads multiply at the same time, on two communicators of the same ranks, in one shared window."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("this MPI was started for one thread at a time")
     grids = [ProcessGrid(comm.Dup()) for _ in range(2)]
@@ -213,7 +213,7 @@ def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
     def work(grid: Any, value: int) -> bool:
         A, B = (DistMatrix.from_function(lambda i, j: value, (30, 30), grid=grid, block=3) for _ in "AB")
         right = [(pdgemm(1, A, B, check=False).local == 30 * value**2).all() for _ in range(20)]
-        return all(right)  # for all products: no rank leaves the others waiting
+        return all(right)  # all products are carried out, even if one is wrong: no rank hangs
 
     with ThreadPoolExecutor(2) as threads:
         assert all(threads.map(work, grids, (2, 3)))
@@ -223,7 +223,7 @@ def test_threads_multiply_on_communicators_of_their_own(comm: Any) -> None:
 @every_grid
 @pytest.mark.parametrize("per_node", [2, 3, 4])
 def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only panels from other nodes are sent; the rest is read in place."""
+    """A panel is sent once to each other node, and read in place by the other ranks of a node."""
     if per_node >= comm.size:
         pytest.skip("all ranks share memory")
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
@@ -253,7 +253,7 @@ def test_each_panel_crosses_to_each_node_once(comm: Any, per_node: int, monkeypa
 
 @pytest.fixture
 def windows_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Let sums be formed in windows of so many elements, on which plans depend."""
+    """Return a function that limits windows of partial sums to a number of elements, and clears cached plans."""
 
     def limit(elements: int) -> None:
         monkeypatch.setattr(reduction, "LARGEST_MESSAGE_BYTES", elements * 8)
@@ -267,7 +267,7 @@ def windows_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
 @every_grid
 @pytest.mark.parametrize(("rows", "order"), in_turn([3, 40], "CF"))
 def test_partial_sums_are_read_in_place(comm: Any, grid: Any, rows: int, order: Any, windows_of: Any) -> None:
-    """By "inner" and "2.5d" with SUMMA inside, in one window of rows or several: no message, with idle ranks, too."""
+    """By "inner" and "2.5d" with SUMMA inside: no messages, in one window of rows or several, also with idle ranks."""
     windows_of(rows * 29)
     grids: list[Any] = [("inner", None, None)]
     grids += [("2.5d", (pr, pc), c) for c in (2, 3) for pr in (1, 2, 3) for pc in (1, 2) if pr * pc * c <= comm.size]
@@ -288,7 +288,7 @@ def test_partial_sums_are_read_in_place(comm: Any, grid: Any, rows: int, order: 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", ["reader", "writer"])
 def test_sums_wait_for_late_ranks(comm: Any, late: str, windows_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last rank adds late, or the first multiplies late: no rank reads or writes too early."""
+    """If the last rank adds late, or the first multiplies late, no rank reads or writes too early."""
     windows_of(4 * 20)
     owner, name = (layer_sums, "copy_blocks") if late == "reader" else (Accumulator, "add_wide")
     right, slow = getattr(owner, name), comm.size - 1 if late == "reader" else 0

@@ -1,4 +1,4 @@
-"""The floors of ARCHITECTURE.md: imports go down only, without cycles, and pure arithmetic loads no MPI."""
+"""The order of folders in ARCHITECTURE.md: imports follow it, without cycles; pure arithmetic does not load MPI."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NEED_CUPY = [
     f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels")
 ]
 LONGEST = 400  # lines of a module
-MOST_CLASSES = 22  # public classes of a folder: ideas that a reader meets at once
+MOST_CLASSES = 22  # public classes of a folder
 
 
 def floor(module: str) -> int:
@@ -89,7 +89,7 @@ def test_only_io_opens_hdf5_files() -> None:
 
 
 def test_arithmetic_needs_no_mpi() -> None:
-    """Each is imported separately, in the order of the floors, so that the error names the first that loads MPI."""
+    """Pure modules are imported one by one, in the order of FLOORS: the error names the first that loads MPI."""
     pure = [module for module in sorted(MODULES, key=floor) if module.split(".")[0] in PURE]
     code = """
 import sys
@@ -116,6 +116,6 @@ def test_public_names_and_their_docstrings() -> None:
     for module in MODULES:
         if module != "__main__" and (find_spec("cupy") or module not in NEED_CUPY):
             import_module(f"pdgemm.{module}")
-    assert all(callable(getattr(pdgemm, name)) for name in pdgemm.__all__)  # and no module has the same name
+    assert all(callable(getattr(pdgemm, name)) for name in pdgemm.__all__)  # no module hides a function
     with pytest.raises(AttributeError, match="no attribute 'pdgem'"):
         _ = pdgemm.pdgem  # type: ignore[attr-defined]

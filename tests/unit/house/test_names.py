@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from house import TREES
 
-FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # they say that a value exists, but do not describe it
-# in first paragraphs of docstrings: verbs of travel for messages, and of place for memory
+FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # these names do not describe a value
+# forbidden in first paragraphs of docstrings: verbs of travel for messages, and of place for memory
 IDIOM = re.compile(r"\b(alone|lies?|lying|travels?|travelled|goes|comes)\b")
-TRAINING = ("parallel", "schedules.training", "planning.models", "tools.studies.training")  # not yet in plain words
+TRAINING = ("parallel", "schedules.training", "planning.models", "tools.studies.training")  # not checked yet
 LONGEST = 60  # lines of a function without its docstring
-SHORT = 12  # lines of a private function without need of a docstring
-PLAIN = 8  # lines of a public one, such as a property, that is described by its name
-# users' names that several modules may define: of the command line, of NumPy, and of kinds of files and plans
+SHORT = 12  # lines of a private function that needs no docstring
+PLAIN = 8  # lines of a public function or property that needs no docstring
+# modules of commands, of NumPy's names, and of calibration: their public names need not be unique
 DOORS = ("tools.cli.", "matrix.array_functions", "tools.calibrate")
 SHARED = {"choose", "dataset", "load", "load_all", "save", "save_all", "plan"}
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
@@ -47,7 +47,7 @@ def test_names_of_public_functions_are_unique() -> None:
 
 
 def bound(node: ast.AST) -> str:
-    """Return the name that a node binds: of a variable, an argument, an attribute or a function."""
+    """Return the name of the variable, argument, attribute or function that a node binds; "" if none."""
     if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
         return node.id if isinstance(node, ast.Name) else node.attr
     return node.arg if isinstance(node, ast.arg) else node.name if isinstance(node, Functions) else ""
@@ -73,7 +73,7 @@ def test_functions_are_short() -> None:
 
 
 def test_functions_have_docstrings() -> None:
-    """Of public functions, and of private ones that are longer; an overriding method inherits its docstring."""
+    """Functions longer than SHORT (private) or PLAIN (public) lines have docstrings, their own or inherited."""
     scopes = [(module, scope) for module, tree in TREES.items() for scope in (tree, *tree.body)]
     methods = {x.name for _, scope in scopes if isinstance(scope, ast.ClassDef) for x in scope.body if documented(x)}
     silent = [

@@ -1,4 +1,4 @@
-"""Plans for little memory, and of huge products, are computed by formula: one process, no MPI."""
+"""Plans for little memory, and of huge products, are computed by formulas: one process, no MPI."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pdgemm.schedules.node_relay import NodeLine, Parts, _floor_sum, parts_by_nu
 from pdgemm.schedules.products.reduction import Reduction
 from pdgemm.schedules.steps import in_one_run_each, summa_steps
 
-MOST_STEPS = 10_000  # the steps of a few products of thousands of ranks with one panel of each owner pair
+MOST_STEPS = 10_000  # steps of a few products on thousands of ranks with one panel per pair of owners
 NODES = on_nodes(Machine(), 16)
 
 
 @pytest.fixture
 def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the panels and parts of relayed panels visited one by one; windows of partial sums may not be listed."""
+    """Return a counter of panel steps that a plan lists, at most MOST_STEPS; listing windows is an error."""
     seen = [0]
 
     class Counted(steps.PanelStep):
@@ -79,7 +79,7 @@ def test_no_plan_walks_through_its_panels(
 def test_relayed_panels_by_formula(
     pair: tuple[steps.BlockCyclic, steps.BlockCyclic], width: int, nodes: list[int], times: int
 ) -> None:
-    """Sums over ranges of panels equal sums over single panels; is each set of panels a single run?"""
+    """Counts by formula equal those of single panels; so does the test whether each panel is one run."""
     panels = summa_steps(*pair, width)
     assert in_one_run_each(*pair, width) == all(x.a.contiguous for x in panels)
     assert in_one_run_each(*reversed(pair), width) == all(x.a.contiguous for x in summa_steps(*reversed(pair), width))
@@ -95,7 +95,7 @@ def test_relayed_panels_by_formula(
 
 
 def test_counts_of_a_long_product_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By either method, for each rank."""
+    """Counts by the period of panels, and by walking through all panels, are equal for each rank."""
     found = []
     for walks in (False, True):
         plan = Question(
@@ -117,7 +117,7 @@ def test_floor_sums() -> None:
 
 
 def test_idle_ranks_are_printed() -> None:
-    """For a prime number of ranks some are idle."""
+    """On a prime number of ranks a plan leaves some idle, and says so."""
     some, all_busy = (Question(20_000, 20_000, 20_000, ranks).plan() for ranks in (1021, 1024))
     assert "on 1021 ranks by 2.5d (summa) on 10 x 10 x 10 (21 ranks idle), redistributing" in str(some)
     assert "idle" not in str(all_busy)

@@ -39,7 +39,7 @@ def plan_product(A: Layout, B: Layout, C: Layout, size: int, **options: Any) -> 
 
 
 def test_the_width_of_panels() -> None:
-    """On a device the rows of a panel have equal bytes for every type; sums of int8 products stay exact."""
+    """On a device, rows of panels have equal bytes for every type; panels are narrow enough for exact sums of int8."""
     real, whole = np.dtype("f4"), np.dtype("i4")
     widths = {size: planner.panel_width(None, real, Machine(), size) for size in (0, 1, 2, 4, 8, 16)}
     assert widths == {0: 512, 1: 16384, 2: 8192, 4: 4096, 8: 2048, 16: 1024}
@@ -60,7 +60,7 @@ def square(n: int, q: int) -> tuple[Layout, Layout, Layout, int]:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
-    """Draw A, B and C of any layouts on grids of up to 6 ranks."""
+    """Draw layouts of A, B and C on any grids of up to 6 ranks."""
     size = draw(st.integers(1, 6))
     m, n, k = (draw(st.integers(0, 30)) for _ in "mnk")
 
@@ -80,7 +80,7 @@ def problems(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a", "stationary_b"])
 @pytest.mark.parametrize(("size", "rank_map"), [(2, (0, 1)), (4, (2, 0, 3, 1)), (8, (*range(8),))])
 def test_a_plans_own_layouts_need_no_redistribution(algorithm: str, size: int, rank_map: tuple[int, ...]) -> None:
-    """Matrices distributed as a plan says get that plan; on grids of 2.5D, C may also stay in its layout."""
+    """For matrices in the layouts of a plan, the new plan has no redistribution and as many words."""
     q = 4 if size == 8 else 2
     given = [layout((size // q, q), (96, 96), rank_map=rank_map) for _ in "ABC"]
     options: dict[str, Any] = {"accumulate": DOUBLE, "algorithm": algorithm}
@@ -94,7 +94,8 @@ def test_without_a_limit_panels_have_the_width_asked_for() -> None:
     plan = plan_product(*square(4096, 2), accumulate=DOUBLE, panel_width=300, lookahead=2)
     assert isinstance(plan.product, Summa) and plan.product.widest <= 300
     assert plan.extra_bytes(0) == 3 * plan.product.widest * (2048 + 2048) * 8
-    assert plan_product(*square(1000, 1), accumulate=DOUBLE, memory_limit=0).extra_bytes(0) == 0  # on one rank
+    # one rank needs no buffers
+    assert plan_product(*square(1000, 1), accumulate=DOUBLE, memory_limit=0).extra_bytes(0) == 0
 
 
 @settings(max_examples=examples(300))
@@ -102,7 +103,7 @@ def test_without_a_limit_panels_have_the_width_asked_for() -> None:
 def test_the_limit_holds_on_every_rank_or_is_refused(
     problem: tuple[Layout, Layout, Layout, int], lookahead: int, limit: int, algorithm: str
 ) -> None:
-    """Sent words equal received ones, and the total is the sum over ranks."""
+    """A plan is within the limit on every rank, or the error names the least limit; sent words equal received words."""
     assume(problem[-1] > 1 or algorithm != "2.5d")  # a single rank has no layers
     options = {"accumulate": DOUBLE, "lookahead": lookahead, "algorithm": algorithm}
     try:
@@ -125,11 +126,11 @@ def test_suitable_layouts_are_not_redistributed() -> None:
     T = T.T
     for layouts, algorithm, chosen, moves in (
         ((A, B, C), "auto", "summa", [""]),
-        ((A, B, same), "auto", "summa", [""]),  # blocks that put every element in the same place
-        ((A, B, cyclic), "auto", "", ["C"]),  # or A and B: more words
+        ((A, B, same), "auto", "summa", [""]),  # other blocks, but every element on the same rank
+        ((A, B, cyclic), "auto", "", ["C"]),  # to redistribute A and B would send more words
         ((rows, B, C), "auto", "", ["A", "C"]),
         ((T, B, C), "summa", "summa", ["A"]),
-        ((T, B, C), "auto", "stationary_b", [""]),  # A is across the grid
+        ((T, B, C), "auto", "stationary_b", [""]),  # A is transposed
         ((T, T, T), "auto", "", [""]),
     ):
         plan = plan_product(*layouts, size, accumulate=DOUBLE, algorithm=algorithm)
@@ -141,10 +142,10 @@ def test_a_huge_inner_dimension_is_reduced_once() -> None:
     C = layout((8, 1), (30, 30))
     plan = plan_product(A, B, C, 8, accumulate=DOUBLE)
     assert isinstance(plan.product, Inner) and (plan.moves, plan.total_words) == ((), 30 * 30 * 7)
-    tall = layout((8, 1), (10**6, 30))  # for a huge m: nothing is reduced, only the small matrix is sent
+    tall = layout((8, 1), (10**6, 30))  # m is huge: no reduction, only the small matrix is sent
     plan = plan_product(tall, C, tall, 8, accumulate=DOUBLE)
     assert (plan.shape, plan.moves, plan.total_words) == ((8, 1, 1), (), 30 * 30 * 7)
-    # on a square grid it pays to redistribute A and B into columns and rows first
+    # on a square grid, redistributing A and B to columns and rows saves words
     A, B, C = layout((2, 2), (30, 10**6)), layout((2, 2), (10**6, 30)), layout((2, 2), (30, 30))
     summa, inner = (plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm=x) for x in ("summa", "inner"))
     assert inner.total_words < 0.63 * summa.total_words
@@ -158,7 +159,7 @@ def test_redistribution_may_save_memory() -> None:
 
 
 def test_messages_and_panels_share_the_free_memory() -> None:
-    """A little less memory gives a few more messages, not one for each element."""
+    """With little memory there are more messages, but never one for each element."""
     A, B, C = layout((2, 2), (1200, 1200)).T, layout((2, 2), (1200, 1200)), layout((2, 2), (1200, 1200))
     copy = 600 * 600 * 8
     for factor in (1.05, 1.1, 1.5, 2, 4):
@@ -171,7 +172,7 @@ def test_a_large_c_is_reduced_piece_by_piece() -> None:
     A, B, C = layout((1, 4), (20_000, 20_000)), layout((4, 1), (20_000, 20_000)), layout((2, 2), (20_000, 20_000))
     plan = plan_product(A, B, C, 4, accumulate=DOUBLE, algorithm="inner")
     assert not plan.moves
-    assert plan.extra_bytes(None) < 5 * (1 << 26)  # of 3.2 GB
+    assert plan.extra_bytes(None) < 5 * (1 << 26)  # C has 3.2 GB
     assert plan.total_words == 3 * 20_000**2
 
 
@@ -199,7 +200,7 @@ def test_default_mover_and_width(tree_mover: None) -> None:
         plan = plan_product(*problem, mover="auto", **options)
         assert plan.product.mover == mover
         assert plan_product(*problem, mover=other, **options).product.mover == other  # as requested
-    # thin panels cost nothing and fill the pipeline sooner
+    # if narrow panels cost nothing, they fill the pipeline sooner
     narrow = replace(Machine(), panel_overhead=0.0, overlap=1.0, copy_bandwidth=1e15)
     flat = {x: {8: 5e10} for x in ("float32", "float64")}
     options = {"accumulate": DOUBLE, "algorithm": "summa", "machine": replace(narrow, gamma=flat)}
@@ -230,10 +231,10 @@ def test_moves_count_twice() -> None:
 
 
 def test_column_layouts_are_retained_if_that_saves_words() -> None:
-    """1.2M x 6000 x 6000 from one block of columns per rank: without redistribution SUMMA sends 200 times the bound."""
+    """For 1.2M x 6000 x 6000 in blocks of columns, SUMMA without redistribution would send 200 times the bound."""
     A, B, C = (layout((1, 16), shape) for shape in ((1_200_000, 6000), (6000, 6000), (1_200_000, 6000)))
     plan = plan_product(A, B, C, 16, accumulate=DOUBLE)
-    assert (plan.shape, plan.algorithm) == ((16, 1, 1), "stationary_a")  # the algorithm that takes B in columns
+    assert (plan.shape, plan.algorithm) == ((16, 1, 1), "stationary_a")  # it takes B in columns
     assert [name for name, _ in plan.moves] == ["A", "C"]
     here = plan_product(A, B, C, 16, accumulate=DOUBLE, shape=(1, 16), algorithm="summa")
     assert plan.words < here.words / 7

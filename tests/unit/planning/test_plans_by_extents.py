@@ -1,4 +1,4 @@
-"""Plans by extents only: `pdgemm plan` shows the plan of `pdgemm()`.  One process, no MPI, any number of ranks."""
+"""Plans of m, n and k only: `pdgemm plan` has the plan of `pdgemm()`, for any number of ranks; one process, no MPI."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SHAPES = {
 
 # ------------------------------------------------------------------ the plan of pdgemm()
 class Matrix:
-    """The attributes of DistMatrix.empty that `pdgemm` reads, on ranks that do not exist."""
+    """A matrix without elements and ranks: the attributes of a DistMatrix that planning reads."""
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype, grid: Any) -> None:
         self.shape, self.dtype, self.grid, self.device = shape, dtype, grid, "host"
@@ -61,7 +61,7 @@ class Matrix:
 
 
 def ranks_on_nodes(ranks: int, per_node: int | None) -> Any:
-    """Return the attributes that `pdgemm` reads of a ProcessGrid(comm) on nodes with so many ranks."""
+    """Return the attributes of a ProcessGrid(comm) that planning reads, on nodes of `per_node` ranks."""
     rows = max(d for d in range(1, isqrt(ranks) + 1) if ranks % d == 0)
     most = min(ranks, per_node or ranks)
     return SimpleNamespace(
@@ -75,7 +75,7 @@ def ranks_on_nodes(ranks: int, per_node: int | None) -> Any:
 
 
 def asked_by_pdgemm(question: Question) -> Any:
-    """Return the Problem that `pdgemm(1, A, B, 0, C)` poses for matrices in their default layouts."""
+    """Return the Problem of `pdgemm(1, A, B, 0, C)` for matrices in their default layouts."""
     grid = ranks_on_nodes(question.ranks, question.machine.ranks_per_node)
     m, n, k = question.mnk
     A, B, C = (Matrix(shape, question.dtype, grid) for shape in ((m, k), (k, n), (m, n)))
@@ -108,7 +108,7 @@ def drawn(seed: int) -> Question:
 
 def test_the_plan_by_extents_equals_that_of_pdgemm() -> None:
     plans = []
-    for seed in (*range(examples(200)), 155):  # this one is planned as 2.5D
+    for seed in (*range(examples(200)), 155):  # 155 is planned as 2.5D
         question = drawn(seed)
         try:
             plans.append(question.plan())
@@ -117,7 +117,7 @@ def test_the_plan_by_extents_equals_that_of_pdgemm() -> None:
                 plan_product(asked_by_pdgemm(question))
         else:
             assert plans[-1] == plan_product(asked_by_pdgemm(question)), question
-    # all kinds of plans occur
+    # all kinds of plans are drawn
     assert {x.product.mover for x in plans} >= {"shared", "ibcast", "ring", "reduce_scatter"}
     assert {x.algorithm for x in plans} >= {"summa", "2.5d", "inner", "stationary_a"}
     assert any(x.moves for x in plans) and any(x.problem.nodes for x in plans)
@@ -163,7 +163,8 @@ def test_a_plan_on_ideal_layouts_is_not_carried_out() -> None:
 @pytest.mark.parametrize(
     ("name", "ranks", "most"),
     [
-        *[("square", 512, 1.05), ("square", 4096, 1.05), ("large m", 128, 1.05), ("flat", 64, 1.05)],  # exact fits
+        # the first four have the ideal grid
+        *[("square", 512, 1.05), ("square", 4096, 1.05), ("large m", 128, 1.05), ("flat", 64, 1.05)],
         *[("square", 6, 1.25), ("square", 65, 1.25), ("flat", 128, 1.25), ("flat", 2198, 1.25)],
     ],
 )
@@ -331,7 +332,7 @@ def test_a_choice_that_is_not_the_fastest_is_explained(cost: float, said: str) -
     longest = {"words_per_rank": 9.99e11, "messages_per_rank": 1e9, "memory_bytes_per_rank": 1023 << 20}
     wide = replace(chosen, layers=100, seconds=100 * 86400, inside="cannon", moves="ABC", **longest)
     assert max(map(len, candidates_explained([wide, replace(wide, cost=2e5)], True, "").split("\n"))) <= 80
-    small = replace(chosen, grid=(1, 1), seconds=1.0, fits=False, chosen=False)  # as requested, hence without a choice
+    small = replace(chosen, grid=(1, 1), seconds=1.0, fits=False, chosen=False)  # the candidate of a requested grid
     assert f"summa on 549 x 4 {said}" in " ".join(
         candidates_explained([chosen, other, slower, small], False, "").split()
     )
@@ -344,7 +345,7 @@ def test_all_candidates_are_shown_on_request() -> None:
     few, whole = run(*words), run(*words, "--all")
     assert f"\nand {len(found) - 5} more: --all\n" in few
     assert len(whole.splitlines()) - len(few.splitlines()) == len(found) - 5 - 1
-    assert found[0]["cost"] >= found[0]["seconds"] and len(f"{found[0]['seconds']}") > 6  # all digits
+    assert found[0]["cost"] >= found[0]["seconds"] and len(f"{found[0]['seconds']}") > 6  # numbers are not rounded
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
@@ -370,7 +371,7 @@ def test_bad_questions_are_one_line_and_exit_code_2(words: str) -> None:
 
 
 def test_a_table_has_one_row_for_an_algorithm_on_a_grid() -> None:
-    """SUMMA on the grid of the matrices and on a new one of the same shape share a row."""
+    """SUMMA on the grid of the matrices, and on a new grid of the same shape, have one row."""
     found = Question(512, 512, 65536, 2).candidates()
     rows = {replace(x, seconds=0, memory_bytes_per_rank=0, verdict="", chosen=False, cost=0) for x in found}
     assert len(rows) == len(found) > 5

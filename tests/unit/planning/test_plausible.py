@@ -1,4 +1,4 @@
-"""Impossible figures of a machine are reported, and no others."""
+"""Only impossible figures of a machine are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner chooses for tensor-parallel layers on any number of ranks, and its names; one process, no MPI."""
+"""Plans for tensor-parallel layers on any number of ranks, and their names; one process, no MPI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {"read in place": {"shared": True}, "ring": {"
 
 
 def problem(form: str, sizes: tuple[int, int, int], ranks: int, **options: Any) -> Problem:
-    """A column-parallel ("column") or row-parallel ("row") layer of so many tokens, inputs and hidden units."""
+    """Return the product of a column-parallel or row-parallel layer.   sizes : tokens, inputs, hidden units."""
     tokens, inputs, hidden = sizes
     rows, columns = (ranks, 1), (1, ranks)
     if form == "column":
@@ -68,7 +68,7 @@ def test_on_many_ranks_auto_sends_as_many_words_or_fewer() -> None:
 
 @pytest.mark.parametrize(("form", "name"), [("column", "allgather"), ("row", "reduce_scatter")])
 def test_names_keep_to_the_collective(form: str, name: str) -> None:
-    """Few hidden units and many tokens: gathering weights sends fewer words, and only "auto" does it."""
+    """For few hidden units and many tokens, it takes fewer words to gather weights, which only "auto" plans."""
     for ranks, sizes in product((2, 5), ((100_000, 64, 8), (3, 2, 100), (1, 1, 1))):
         named = problem(form, sizes, ranks, algorithm=name)
         check(plan_product(named), form, sizes, ranks)

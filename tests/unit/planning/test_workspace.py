@@ -21,7 +21,7 @@ def _address(x: np.ndarray) -> int:
 
 def test_memory_is_handed_out_again() -> None:
     cache = BufferCache()
-    for nbytes in (0, 8, LEAST - 8):  # small arrays are left to malloc
+    for nbytes in (0, 8, LEAST - 8):  # small arrays are not cached
         array = cache.empty((nbytes // 8,), np.float64)
         del array
         assert cache.kept == 0
@@ -34,7 +34,7 @@ def test_memory_is_handed_out_again() -> None:
     view = again.reshape(-1, order="F")[1:].view()
     del again
     other = cache.empty((LEAST,), np.uint8)
-    assert cache.kept == 0 and not np.shares_memory(view, other)  # views keep their memory alive
+    assert cache.kept == 0 and not np.shares_memory(view, other)  # a view keeps the memory in use
     del view
     assert cache.kept == LEAST
 
@@ -46,7 +46,7 @@ def test_blocks_are_at_most_twice_the_request() -> None:
     del large, middle
     small = room.empty((LEAST,), np.uint8)
     assert room.kept == 7 * LEAST
-    best = room.empty((2 * LEAST,), np.uint8)  # the smallest that is large enough
+    best = room.empty((2 * LEAST,), np.uint8)  # the smallest cached block that is large enough
     assert (_address(best), room.kept) == (there, 4 * LEAST)
     assert small.nbytes == LEAST
 
@@ -59,11 +59,11 @@ def test_the_oldest_is_freed_first() -> None:
     assert room.kept == 4 * LEAST + 3
     huge = room.empty((6 * LEAST,), np.uint8)
     del huge
-    assert room.kept == 0  # larger than the limit: it evicts the rest, and is not cached
+    assert room.kept == 0  # a block beyond the limit evicts the others, and is not cached
 
 
 def test_finalizers_that_run_while_memory_is_looked_for() -> None:
-    """The garbage collector runs them at any time, also in the thread that holds the lock."""
+    """The garbage collector may run finalizers in the thread that holds the lock: no deadlock."""
     room = BufferCache()
     ring: list[object] = [room.empty((LEAST,), np.uint8)]
     ring.append(ring)
@@ -95,7 +95,7 @@ def test_cached_workspace_is_freed_if_memory_is_short(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon"])
 def test_a_second_product_allocates_no_workspace(algorithm: str) -> None:
-    """On a single rank only a sum in a wider type, and panels of another type, need workspace."""
+    """The second product reuses the workspace of the first, here for sums in a wider type on one rank."""
     n = 512
     with ProcessGrid(MPI.COMM_SELF) as grid:
         A, B = (DistMatrix.random((n, n), grid=grid, dtype=np.float32, seed=seed) for seed in (0, 1))

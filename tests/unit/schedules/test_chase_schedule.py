@@ -1,4 +1,4 @@
-"""The chase of bulges: tiles depend only on neighbours, and ranks have the newest columns before they change them."""
+"""The bulge chase: tiles depend only on neighbours, and a rank changes only columns whose newest state it has."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ CASES = [(1, 1, 2), (2, 1, 2), (9, 2, 2), (41, 2, 4), (64, 8, 2), (65, 4, 6), (1
 
 
 def touched(chase: Chase, s: int, t: int) -> range:
-    """Return the columns of the band that a task changes."""
+    """Return the columns of the band that task t of sweep s changes."""
     first = s + 1 + (t - 1) * chase.b if t else s
     return range(first, min(chase.n, s + 1 + (t + 1) * chase.b))
 
 
 @pytest.mark.parametrize(("n", "b", "ranks"), CASES)
 def test_tasks_are_done_once_and_after_their_dependencies(n: int, b: int, ranks: int) -> None:
-    """Each rank visits its tiles and waits for messages; a message contains the columns at the time of sending."""
+    """A simulation: each rank does its tiles in order when their messages have arrived; no deadlock, no old columns."""
     chase = Chase(n, b, ranks)
     newest, done = [0] * n, dict[tuple[int, int], int]()
-    band = [[0] * n for _ in range(ranks)]  # number of changes of each column, as known to each rank
+    band = [[0] * n for _ in range(ranks)]  # for each rank and column: how many changes it contains
     mail: dict[tuple[int, int], deque[Any]] = {(p, q): deque() for p in range(ranks) for q in range(ranks)}
     walks = [chase.tiles(p) for p in range(ranks)]
     tiles = [next(walk, None) for walk in walks]
@@ -36,7 +36,7 @@ def test_tasks_are_done_once_and_after_their_dependencies(n: int, b: int, ranks:
         assert progress, "the ranks wait for each other"
     assert not any(mail.values())
     assert len(done) == sum(chase.tasks(s) for s in range(n))
-    assert band[0] == newest  # at the end the first rank has all diagonals
+    assert band[0] == newest  # at the end, rank 0 has all columns
     counts = np.array([chase.counts(G) for G in range(chase.groups)]).reshape(-1, ranks)
     assert counts.sum() == len(done) and (chase.cuts[0], sorted(chase.cuts)) == (0, chase.cuts)
 
@@ -44,7 +44,7 @@ def test_tasks_are_done_once_and_after_their_dependencies(n: int, b: int, ranks:
 def _step(
     chase: Chase, p: int, G: int, x: int, mine: list[int], mail: Any, newest: list[int], done: dict[Any, int]
 ) -> bool:
-    """Carry out a tile if its messages have arrived; return whether it was."""
+    """Carry out a tile if its messages have arrived; return whether it was carried out."""
     before, behind = chase.neighbours(p, x)
     wanted = [(before, chase.down(G, x))] if before is not None else []
     if behind is not None and chase.count(G - 1, x + 1):
@@ -75,7 +75,7 @@ def _step(
 
 
 def test_ranks_share_the_tasks() -> None:
-    """No rank has more than 5/4 of its share if each has several tiles, and windows stay small."""
+    """If each rank has several tiles, no rank has more than 5/4 of the mean, and messages are small."""
     for ranks in (3, 8):
         chase = Chase(4096, 16, ranks)
         shares = np.sum([chase.counts(G) for G in range(chase.groups)], axis=0)

@@ -1,4 +1,4 @@
-"""Collectives as schedules: every algorithm, on any number of ranks, with parts of any sizes, has the right result."""
+"""Schedules of collectives: right results of every algorithm, on any number of ranks, with parts of any sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdgemm.schedules.schedule import RankMap
 
 
 def every_collective(p: int) -> Iterator[Collective]:
-    """Yield all algorithms on p ranks, in any order of their numbers, with uneven parts, some of them empty."""
+    """Yield all algorithms on p ranks, in random order, with even, uneven and empty parts."""
     rng = np.random.default_rng(p)
     ranks = tuple(rng.permutation(p + 3)[:p].tolist())
     nodes = [(), *(tuple((np.arange(p) % n).tolist()) for n in (2, 3) if p % n == 0 and p > n)]
@@ -34,7 +34,7 @@ def every_collective(p: int) -> Iterator[Collective]:
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
 def test_every_algorithm(p: int) -> None:
-    """Parts, sums, words and messages; a sum of numbers has the same bits on all ranks."""
+    """Parts, sums, words and messages are right; sums of floating-point numbers have equal bits on all ranks."""
     addends = np.random.default_rng(p).standard_normal((p, p)).tolist()
     for x in every_collective(p):
         check_parts(x)
@@ -50,7 +50,7 @@ def test_every_algorithm(p: int) -> None:
 
 
 def test_even_algorithms_send_the_least() -> None:
-    """With even parts, on a power of two: words of the busiest rank and rounds, in closed form."""
+    """With even parts, on 2^k ranks, words of the busiest rank and numbers of rounds have closed forms."""
     p, n = 16, 16 * 10
     counts, pairs = even_parts(n, p), even_parts(n * p, p * p)
     for operation, name, words, rounds in (
@@ -84,12 +84,12 @@ def test_two_levels_send_less_between_nodes() -> None:
             for at in x.rounds()
             for step in at.moves
         )
-    assert between["two-level"] == 2 * n * 3  # each node receives the missing part of 3/4 of both halves
+    assert between["two-level"] == 2 * n * 3  # each node receives 3/4 of the vector in both phases
     assert between["ring"] == 4 * 2 * n * 23 // 24
 
 
 def test_the_fastest_is_chosen() -> None:
-    """Few messages for short vectors, few words for long ones, and in two levels on nodes."""
+    """For short vectors an algorithm of few messages is chosen, for long ones of few words, or by nodes."""
     machine, kind = Machine(ranks_per_node=8), np.dtype("d")
     short, long = (
         choose_collective("all_reduce", parts_of("all_reduce", n, 64), kind, 64, machine) for n in (64, 10**8)
@@ -103,7 +103,7 @@ def test_the_fastest_is_chosen() -> None:
     text = costs_table(costs)
     assert "of bound" in text and "no algorithm sends less than 1.97 M words per rank, in fewer than 6 rounds" in text
     scatter = collective_costs("scatter", parts_of("scatter", 640, 64), kind, 64, machine)
-    assert {x.words for x in scatter} == {630}  # all parts, which the root sends
+    assert {x.words for x in scatter} == {630}  # the root sends all other parts
     with pytest.raises(ArgumentError, match="all_gather on 5000 ranks sends too many messages to simulate"):
         choose_collective("all_gather", (1,) * 5000, kind, 5000, machine)
 
@@ -125,7 +125,7 @@ def test_bad_arguments() -> None:
 
 
 def test_a_grid_has_any_number_of_axes() -> None:
-    """The stride of an axis is the product of the faster axes' lengths; the line of all ranks is an axis, too."""
+    """The stride of an axis is the product of the lengths of faster axes; "line", all ranks, is an axis, too."""
     grid = RankMap((("pipeline", 2), ("data", 1), ("col", 3), ("row", 4)), tuple(range(0, 48, 2)))
     assert grid.lengths == {"line": 24, "pipeline": 2, "data": 1, "col": 3, "row": 4}
     assert grid.strides == {"line": 1, "pipeline": 24, "data": 1, "col": 8, "row": 2}

@@ -1,4 +1,4 @@
-"""Exchanges are schedules: what follows from their rounds is what their formulas say, and they are simulated."""
+"""Schedules of exchanges: their formulas equal sums over their rounds, and the simulation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def layout(grid: tuple[int, int], block: int, seed: int, order: str = "C") -> La
 
 
 def summed(schedule: Redistribution, size: int = SIZE) -> None:
-    """The formulas of a kind of exchange are the sums over its rounds."""
+    """Check that the formulas of an exchange equal sums over its rounds, and the simulation."""
     for rank in range(size):
         assert schedule.traffic(rank) == Schedule.traffic(schedule, rank), rank
     assert schedule.total_words == sum(schedule.traffic(rank).words_received for rank in range(size))

@@ -24,7 +24,7 @@ def schedule(shape: tuple[int, int], grid: tuple[int, int], block: int, mover: s
 @pytest.mark.parametrize("grid", [(1, 1), (1, 3), (3, 1), (2, 3)])
 @pytest.mark.parametrize(("m", "n"), [(48, 24), (24, 48)])
 def test_words_by_formula(m: int, n: int, grid: tuple[int, int], mover: str) -> None:
-    """Each rank of the grid column receives its rows of V, and T; of the row, too; sums are reduced and sent back."""
+    """Words: panels are gathered; rows of V, and T, are sent along columns and rows; sums are reduced and returned."""
     (pr, pc), w, k = grid, 4, min(m, n)
     r_words = q_words = 0
     for start in range(0, k, w):
@@ -43,7 +43,7 @@ def test_words_by_formula(m: int, n: int, grid: tuple[int, int], mover: str) -> 
 @pytest.mark.parametrize("mover", ["ring", "shared"])
 @pytest.mark.parametrize("grid", [(1, 1), (1, 3), (3, 1), (2, 3)])
 def test_some_columns(grid: tuple[int, int], mover: str) -> None:
-    """The first columns, and then those of the trailing matrix, add up to the words and flops of all columns."""
+    """Words and flops of the first columns and of the trailing matrix add up to those of all columns."""
     whole = schedule((48, 30), grid, 4, mover, False)
     first = replace(whole, columns=12)
     rest = replace(whole, A=replace(whole.A, distribution=whole.A.distribution.window((12, 48), (12, 30))))
@@ -54,7 +54,7 @@ def test_some_columns(grid: tuple[int, int], mover: str) -> None:
 
 
 def test_buffers() -> None:
-    """Buffers to be read have one size on all ranks, and buffers to be sent differ; an idle rank has none."""
+    """Buffers that other ranks read have equal sizes on all ranks; sent buffers may differ; idle ranks have none."""
     read, sent = (schedule((50, 20), (2, 2), 3, mover, True) for mover in ("shared", "ring"))
     for name in read.exposed_buffers[:2]:
         assert len({read.buffers(rank)[name][0] for rank in range(4)}) == 1

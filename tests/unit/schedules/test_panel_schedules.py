@@ -37,7 +37,7 @@ def square(draw: Any) -> tuple[BlockCyclic, BlockCyclic]:
 
 @given(square(), st.integers(1, 12))
 def test_panels_cover_the_diagonal(both: tuple[BlockCyclic, BlockCyclic], width: int) -> None:
-    """Each has one owner, no more than the given width, and begins where the last one ends."""
+    """Each panel has one owner and at most the given width, and begins at the end of the previous one."""
     rows, cols = both
     panels = diagonal_panels(rows, cols, width)
     assert [panel.start for panel in panels] == [0, *(panel.stop for panel in panels)][: len(panels)]
@@ -68,7 +68,7 @@ def test_tiles_cover_the_triangle_once(
         assert (covered[(down >= right) & inside] == 1).all()
         assert covered.max(initial=0) <= 1
         assert not covered[:, ~inside].any()
-        for local in range(cols.count(j)):  # above the diagonal there are fewer than `smallest` columns to a row
+        for local in range(cols.count(j)):  # in a row, fewer than `smallest` columns above the diagonal are covered
             above = np.flatnonzero((covered - in_squares)[:, local] * (down[:, 0] < right[local]))
             assert all(right[max(0, local - smallest + 1)] <= down[row, 0] for row in above)
 
@@ -93,7 +93,7 @@ def layout(n: int, m: int, block: Any, shape: tuple[int, int], dtype: str = "flo
 @pytest.mark.parametrize("shape", GRIDS)
 @pytest.mark.parametrize("mover", ["ring", "shared"])
 def test_words_of_a_cholesky_factorisation(shape: tuple[int, int], mover: str) -> None:
-    """w^2 (Pr - 1) of each diagonal block, and (n - k) w (Pr + Pc - 2) of each panel and its transpose; simulated."""
+    """w^2 (Pr - 1) words of each diagonal block, and (n - k) w (Pr + Pc - 2) of each panel and its transpose."""
     (pr, pc), n = shape, 100
     plan = CholeskySchedule(layout(n, n, 8, shape), 8, mover)
     widths = [(panel.width, n - panel.stop) for panel in plan.steps]
@@ -111,7 +111,7 @@ def test_words_of_a_cholesky_factorisation(shape: tuple[int, int], mover: str) -
 @pytest.mark.parametrize("shape", GRIDS)
 @pytest.mark.parametrize("lower", [True, False])
 def test_words_of_a_triangular_solve(shape: tuple[int, int], lower: bool) -> None:
-    """w^2 (Pc - 1) of each diagonal block, (n - k) w (Pc - 1) of each panel and w m (Pr - 1) of each row of X."""
+    """w^2 (Pc - 1) words of each diagonal block, (n - k) w (Pc - 1) of each panel, w m (Pr - 1) of each row of X."""
     (pr, pc), n, m = shape, 60, 20
     A = layout(n, n, 7, shape)
     plan = TriangularSchedule(A, 7, "ring", layout(n, m, (7, 3), shape), lower)
@@ -126,14 +126,14 @@ def test_words_of_a_triangular_solve(shape: tuple[int, int], lower: bool) -> Non
 def test_which_layouts_share_the_work() -> None:
     assert is_balanced(layout(1000, 1000, 50, (2, 2)), 128)
     assert is_balanced(layout(1000, 1000, None, (1, 1)), 128)
-    assert is_balanced(layout(100, 100, None, (2, 2)), 128)  # a single panel: no work to share
+    assert is_balanced(layout(100, 100, None, (2, 2)), 128)  # one panel: no work to share
     assert not is_balanced(layout(1000, 1000, None, (2, 2)), 128)
     assert not is_balanced(layout(1000, 1000, 300, (2, 2)), 128)
-    assert not is_balanced(layout(1000, 1000, 4, (2, 2)), 128)  # panels of 4 columns
+    assert not is_balanced(layout(1000, 1000, 4, (2, 2)), 128)  # too narrow panels
 
 
 def factored(shape: tuple[int, int], m: int, n: int, block: int, mover: str = "ring") -> tuple[LUSchedule, np.ndarray]:
-    """Return a schedule with the pivots of a matrix of random numbers."""
+    """Return the LU schedule with the pivots of a random matrix, and the pivots."""
     pivots = scipy.linalg.lu_factor(np.random.default_rng(0).standard_normal((m, n)))[1]
     return LUSchedule(layout(m, n, block, shape), block, mover, pivots=tuple(pivots.tolist())), pivots
 
@@ -142,7 +142,7 @@ def factored(shape: tuple[int, int], m: int, n: int, block: int, mover: str = "r
 @pytest.mark.parametrize("size", [(60, 60), (60, 25), (25, 60)])
 @pytest.mark.parametrize("mover", ["ring", "shared"])
 def test_words_of_an_lu_factorisation(shape: tuple[int, int], size: tuple[int, int], mover: str) -> None:
-    """Panels are gathered on one rank and returned, pivots sent to all, L along rows, U down columns, rows swapped."""
+    """Words: gathered and returned panels, pivots to all, L along rows, U along columns, and exchanged rows."""
     (pr, pc), (m, n) = shape, size
     plan, pivots = factored(shape, m, n, 7, mover)
     rows, cols = plan.A.distribution.rows, plan.A.distribution.cols
@@ -183,7 +183,7 @@ def test_rows_are_moved_as_pivots_exchange_them(data: Any) -> None:
 
 @given(dimensions(), dimensions(), st.data())
 def test_buffers_of_a_permutation(rows: BlockCyclic, cols: BlockCyclic, data: Any) -> None:
-    """They hold the rows that move: all received from other ranks, and all that leave their place."""
+    """The buffers have exactly the rows that are received, and the rows that leave their place."""
     order, ranks = data.draw(st.permutations(range(rows.n))), range(rows.parts * cols.parts)
     layout = Layout(Distribution(rows, cols), (*ranks,), np.dtype(float), "C")
     plan = PermutationSchedule(layout, 0, "ring", order=(*order,))
@@ -198,7 +198,7 @@ def test_buffers_of_a_permutation(rows: BlockCyclic, cols: BlockCyclic, data: An
 
 @given(dimensions(), st.data())
 def test_rows_of_a_gathered_panel(rows: BlockCyclic, data: Any) -> None:
-    """The diagonal block is on top; rows are grouped by grid row; none is missing."""
+    """A gathered panel has the diagonal block on top, other rows grouped by grid row, and no row is missing."""
     for panel in diagonal_panels(rows, data.draw(dimensions(rows.n)), 5):
         order = gathered_rows(rows, panel)
         assert np.array_equal(order[: panel.width], np.arange(panel.start, panel.stop))
@@ -210,7 +210,7 @@ def test_rows_of_a_gathered_panel(rows: BlockCyclic, data: Any) -> None:
 
 
 def test_pivots_that_are_not_known_are_drawn() -> None:
-    """A plan before the run counts about as much as the run."""
+    """With random pivots, a plan before the run counts about as many words as the run."""
     plan, _ = factored((2, 2), 200, 200, 16)
     before, again = LUSchedule(plan.A, 16, "ring"), LUSchedule(plan.A, 16, "ring")
     assert before == again and before.total_words == again.total_words

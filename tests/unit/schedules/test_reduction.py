@@ -1,4 +1,4 @@
-"""The windows in which partial sums are reduced, and their counts: one process, no MPI."""
+"""Windows of rows in which partial sums are reduced, and their counts: one process, no MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdgemm.schedules.rounds import Tally
 
 @st.composite
 def reductions(draw: st.DrawFn) -> Reduction:
-    """Draw reductions of a whole matrix over all ranks, as in `inner`, to C in any layout."""
+    """Draw reductions of partial sums of all of C on every rank, as in "inner", to any layout of C."""
 
     def side(n: int, parts: int) -> BlockCyclic:
         block = draw(st.sampled_from([1, 2, 5, max(1, -(-n // parts))]))
@@ -57,7 +57,7 @@ def test_windows_have_each_row_once_and_are_counted(short: None, sums: Reduction
             assert traffic.messages_sent == sends[rank]
             assert traffic.messages_received == others * bool(counts[rank])
     first, end = sorted((len(windows) // 3, len(windows) * 3 // 4))
-    for rank in ranks:  # sums over several windows, and over all but the last, by runs
+    for rank in ranks:  # counts of several windows equal sums over single windows
         for some in (slice(first, end), slice(0, -1), slice(None)):
             each = [sums.traffic(rank, slice(x, x + 1)) for x in range(len(windows))[some]]
             assert sums.traffic(rank, some) == sum(each, Traffic())
@@ -72,7 +72,7 @@ def test_windows_have_each_row_once_and_are_counted(short: None, sums: Reduction
 @pytest.mark.parametrize("shape", [(2, 1), (2, 2), (4, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize("block", [1, 32, 700, 10**6])
 def test_every_window_belongs_to_all_ranks_in_equal_parts(shape: tuple[int, int], block: int) -> None:
-    """For any distribution of C's rows; if a few ranks owned a window, the links of the others would be idle."""
+    """All ranks own nearly equal parts of a window, for any distribution of C's rows: no link is idle."""
     (pr, pc), m = shape, 8400
     rows = BlockCyclic(m, min(block, m // pr), pr)
     C = Layout(Distribution(rows, BlockCyclic.even(600, pc)), tuple(range(pr * pc)), np.dtype(float))
@@ -84,7 +84,7 @@ def test_every_window_belongs_to_all_ranks_in_equal_parts(shape: tuple[int, int]
 
 
 def test_windows_of_many_owners_stay_whole() -> None:
-    """A window with less than 64 rows per owner would be slow to multiply."""
+    """Windows are not divided among many owners: fewer than 64 rows per owner would be slow to multiply."""
     C = Layout(Distribution(BlockCyclic.even(3200, 32), BlockCyclic.even(100, 1)), tuple(range(32)), np.dtype(float))
     sums = Reduction(BlockCyclic.even(3200, 1), BlockCyclic.even(100, 1), tuple(range(32)), C, C.dtype, 400, "")
     assert sums.windows(0) == [((row, row + 400),) for row in range(0, 3200, 400)]

@@ -1,4 +1,4 @@
-"""The panels of SUMMA, and the formulas that count them: one process, no MPI."""
+"""Panels of SUMMA, steps of Cannon, and formulas for counts: one process, no MPI."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from pdgemm.schedules.steps import (
 
 @given(inner_pairs(), widths)
 def test_panels_of_any_layouts(pair: tuple[BlockCyclic, BlockCyclic], width: int) -> None:
-    """Each inner index once, in as few nearly equal panels as the width allows, with maximal runs; also counted."""
+    """Each inner index is in one panel; panels are few, nearly equal, and of maximal runs; counts by formula agree."""
     inner_a, inner_b = pair
     seen, by_owners = [], dict[tuple[int, int], list[int]]()
     for step in (steps := summa_steps(*pair, width)):
         in_a = inner_a.to_global(step.a.indices()[0], step.col)
         in_b = inner_b.to_global(step.b.indices()[0], step.row)
-        assert in_a.tolist() == in_b.tolist()  # A's columns are matched with B's rows
+        assert in_a.tolist() == in_b.tolist()  # columns of A match rows of B
         assert (inner_a.owner(in_a) == step.col).all() and (inner_b.owner(in_b) == step.row).all()
         assert len(in_a) == step.width == step.a.size == step.b.size
         seen.extend(in_a.tolist())
@@ -54,7 +54,7 @@ def test_panels_of_any_layouts(pair: tuple[BlockCyclic, BlockCyclic], width: int
         assert max(panels) <= width and max(panels) - min(panels) <= 1
         assert len(panels) == -(-sum(panels) // width)
         counts[owners] = len(panels)
-    assert np.array_equal(panel_counts(*pair, width), counts)  # without a list of them
+    assert np.array_equal(panel_counts(*pair, width), counts)  # counted by formula
     assert widest_panel(*pair, width) == max((step.width for step in steps), default=0)
 
 
@@ -66,9 +66,9 @@ def test_owners_take_turns() -> None:
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2), (2, 4), (4, 2), (3, 3), (2, 3), (4, 4), (1, 8)], ids=str)
 @pytest.mark.parametrize("block", [None, 8])
 def test_ranks_copy_from_different_owners_at_a_time(shape: tuple[int, int], block: int | None) -> None:
-    """If panels are copied from owners' memory, no two ranks of a row or a column read from one owner at a time.
+    """If panels are copied from owners' memory, no two ranks of a grid row or column read from one owner at a time.
 
-    On 2 x 3 with whole blocks the borders of A's panels and B's differ, and no rotation separates three columns.
+    Except on 2 x 3 in whole blocks: panels of A and B have different borders, and no rotation separates three columns.
     """
     pr, pc = shape
     most = 2 if shape == (2, 3) and block is None else 1
@@ -111,21 +111,21 @@ def test_cannon_multiplies_every_part_once_and_receives_it_from_its_neighbour(
     t = pc // pr
     for number, (i, j) in itertools.product(range(pc - 1), every):
         to, source = cannon_neighbours(shape, j, number)
-        assert steps[i, j][number + 1].a == steps[i, source][number].a  # the part that I receive is the one that it had
-        assert cannon_neighbours(shape, source, number)[0] == j  # and the part that it sends me
+        assert steps[i, j][number + 1].a == steps[i, source][number].a  # j receives the part that `source` had
+        assert cannon_neighbours(shape, source, number)[0] == j  # `source` sends it to j
         assert cannon_neighbours(shape, to, number)[1] == j
         if number % t == t - 1:
             assert steps[i, j][number + 1].b == steps[(i + 1) % pr, j][number].b
         else:
             assert steps[i, j][number + 1].b == steps[i, j][number].b
-    # at each step every part of A in a row is on one rank, and every part of B in a column on t ranks
+    # at each step, each part of A is on one rank of a row, and each part of B on t ranks of a column
     for number in range(pc):
         for i in range(pr):
             assert sorted(steps[i, j][number].a for j in range(pc)) == list(range(pc))
         for j in range(pc):
             assert sorted(steps[i, j][number].b for i in range(pr)) == list(range(pr))
     place = tuple(np.random.default_rng(1).permutation(pr * pc).tolist())
-    place_a, place_b = skewed_rank_maps(place, shape)  # the alignment that places the parts of the first step
+    place_a, place_b = skewed_rank_maps(place, shape)  # rank maps in which the first step needs no messages
     for (i, j), (first, *_) in steps.items():
         assert place_a[i * pc + first.a] == place_b[first.b * pc + j] == place[i * pc + j]
 
@@ -133,7 +133,7 @@ def test_cannon_multiplies_every_part_once_and_receives_it_from_its_neighbour(
 # ------------------------------------------------------------------ consistency of costs
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
-    """Draw A, B and C of any layouts on grids of up to 8 ranks."""
+    """Draw layouts of A, B and C on any grids of up to 8 ranks."""
     size = draw(st.integers(1, 8))
     m, n, k = (draw(st.integers(0, 30)) for _ in "mnk")
 
@@ -152,7 +152,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, Layout, Layout, int]:
 def test_formulas_equal_sums_over_rounds(
     laid: tuple[Layout, Layout, Layout, int], width: int, mover: str, per_node: int, lookahead: int, gpus: bool
 ) -> None:
-    """Words, messages and work by the algorithm's formulas equal sums over its rounds, for all ranks."""
+    """Words, messages and work by the formulas of each algorithm equal sums over its rounds, for all ranks."""
     *given_layouts, size = laid
     nodes = tuple(rank - rank % per_node for rank in range(size)) if mover == "shared" and 0 < per_node < size else ()
     with allgather_3d_registered(), tree_planned():
@@ -163,8 +163,8 @@ def test_formulas_equal_sums_over_rounds(
 
 
 def check_product(product: Product, size: int) -> None:
-    """Compare the figures of a product with those of its rounds."""
-    plain = Product  # its figures are those of the rounds
+    """Compare the formulas of a product with sums over its rounds."""
+    plain = Product  # its methods add up rounds
     pieces = [piece for at in product.rounds() for piece in at.work]
     work = sum((np.prod([one_each(x, size) for x in piece.extents], axis=0) for piece in pieces), np.zeros(size))
     for rank in range(size):
@@ -182,9 +182,9 @@ def check_product(product: Product, size: int) -> None:
     figures = total, product.panels, product.widest, product.product_width, product.slots, product.turns
     assert {type(x) for x in figures} == {int}  # reports and plans write them as JSON
     if work[[*product.grid.ranks]].all():  # no rank is idle
-        bundled = isinstance(product, (Summa, Layered))  # several panels may be multiplied at once
+        bundled = isinstance(product, (Summa, Layered))  # one step may multiply several panels
         assert steps <= product.panels if bundled else steps == product.panels
-        if not isinstance(product, Stationary):  # its panels are columns of C
+        if not isinstance(product, Stationary):  # which has panels of C
             assert product.product_width >= widest
 
 

@@ -1,4 +1,4 @@
-"""The elements of a local array that belong to a triangle, against masks of all its elements."""
+"""Elements of a local array that belong to a triangle, compared with masks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdgemm.schedules.staircase import Staircase
 
 @st.composite
 def dimension(draw: Any, n: int) -> np.ndarray:
-    """Draw the indices of one part of n."""
+    """Draw the global indices of one part of a random distribution of n."""
     layout = BlockCyclic(n, draw(st.integers(1, 12)), draw(st.integers(1, 4)))
     return layout.indices(draw(st.integers(0, layout.parts - 1)))
 
@@ -55,7 +55,7 @@ def test_tiles_cover_the_triangle_once(triangle: Any, array: Any, least: int, sq
 @pytest.mark.parametrize("triangle", "LU")
 @given(local_arrays(), st.data())
 def test_parts(triangle: Any, array: Any, data: Any) -> None:
-    """Windows, some rows and columns, and the columns with elements in a range of rows."""
+    """Windows, selected rows and columns, and the range of columns with elements in a range of rows."""
     rows, cols = array
     steps, wanted = Staircase.of(triangle, rows, cols), inside(triangle, rows, cols)
     (a, b), (c, d) = (sorted(data.draw(st.tuples(*[st.integers(0, len(x))] * 2))) for x in (rows, cols))

@@ -1,4 +1,4 @@
-"""The tree of TSQR: each rank sends up once, and words by formula equal those of its messages."""
+"""The tree of TSQR: each rank sends one message to its parent; words by formula equal those of the messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPE = np.dtype(np.float64)
 
 @pytest.mark.parametrize("size", range(1, 18))
 def test_words_and_messages_of_the_edges(size: int) -> None:
-    """Each rank but the first has one parent, and the tree is shallow."""
+    """Each rank but the first has one parent, and the depth of the tree is at most log2(ranks)."""
     source = np.random.default_rng(size)
     ranks = tuple(source.permutation(size + 2)[:size].tolist())
     rows = tuple(source.integers(0, 4, size).tolist())
@@ -36,7 +36,7 @@ def test_words_and_messages_of_the_edges(size: int) -> None:
         edges = [(child, at) for at in range(size) for child in tree.children(at)]
         assert sorted(child for child, _ in edges) == list(range(1, size))
         assert all(tree.parent(child) == at for child, at in edges) and tree.parent(0) == -1
-        depth, counts = [0] * size, np.zeros((size + 2, 4), int)  # words sent and received, messages sent and received
+        depth, counts = [0] * size, np.zeros((size + 2, 4), int)  # words sent, received; messages sent, received
         for child, at in sorted(edges):
             depth[child] = depth[at] + 1
             for words, sender, target in ((tree.up[child], child, at), (tree.down[child], at, child)):
@@ -49,7 +49,7 @@ def test_words_and_messages_of_the_edges(size: int) -> None:
 
 
 def test_words() -> None:
-    """With 5 ranks of 3, 0, 1, 9 and 0 rows: a rank and its subtree send at most a triangle of k rows."""
+    """On 5 ranks with 3, 0, 1, 9 and 0 rows, a rank sends the rows of its subtree, at most a triangle of k rows."""
     rows, k = (3, 0, 1, 9, 0), 4
     assert heights(rows, k) == [4, 0, 4, 4, 0]
     assert [packed_words(h, k) for h in range(5)] == [0, 4, 7, 9, 10]
@@ -60,7 +60,7 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("kind", [cholesky_pass, tsqr_schedule, svd_of_triangle])
 def test_figures_from_the_rounds(kind: Callable[..., TallSchedule]) -> None:
-    """Messages of the schedule are those of its tree, and its work equals the formula."""
+    """Messages of the schedule equal those of its tree."""
     for size in (1, 2, 5):
         ranks, rows = tuple(range(size))[::-1], (9, 0, 4, 7, 1)[:size]
         schedule = kind(ranks, rows, 4, DTYPE)

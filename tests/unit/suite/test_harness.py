@@ -1,4 +1,4 @@
-"""Promises of the report of a parallel run (mpi_report.py), on small test files run on 3 ranks each."""
+"""Reports of parallel runs (mpi_report.py) of small test files on 3 ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ rank = MPI.COMM_WORLD.rank
 
 
 def run(folder: Path, source: str, *options: str, launcher: str = "mpiexec -n 3") -> SimpleNamespace:
-    """Run the source as a test file: .code, .out (stdout), .err, .text (both), .summary (None: not written)."""
+    """Run the source as a test file; return .code, .out, .err, .text (out + err), and .summary or None."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
     result = folder / "summary.json"
     environment = {
         "PYTHONPATH": str(Path(__file__).parents[2] / "helpers"),
         "PDGEMM_TEST_SUMMARY": str(result),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # only the necessary plugins: a quicker start
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a quicker start with the necessary plugins only
         "PYTEST_ADDOPTS": "",
     }
     plugins = "-p pytest_timeout -p pytest_mpi -p mpi_report -p no:cacheprovider"
@@ -139,12 +139,12 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def tracebacks(text: str, error: str) -> int:
-    """Return how often a traceback in pytest's form ends in this error."""
+    """Return the number of tracebacks in pytest's form that end in this error."""
     return len(re.findall(rf"^\s*E +{re.escape(error)}$", text, re.MULTILINE))
 
 
 def section(text: str, name: str) -> str:
-    """Return the lines of the report below the line that names the test."""
+    """Return the section of the report on one test."""
     lines = text.splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("__") and line.rstrip(" _").endswith(name))
     end = next(n for n in range(start + 1, len(lines)) if lines[n].startswith(("__", "==")))
@@ -158,7 +158,7 @@ def test_a_failure_is_shown_once_as_the_lowest_failing_rank_saw_it(failures: Sim
         assert tracebacks(failures.text, f"RuntimeError: {error}") == 1
         assert text.index("failed on") < text.index(error)
     assert "failed on rank 1 of 3" in one and "the output of 1" in one
-    assert failures.text.count("the output of") == 2  # here, and in the source line
+    assert failures.text.count("the output of") == 2  # the output, and the source line of the print
     assert "failed on ranks 1, 2 of 3" in section(failures.out, "test_two")
     assert "boom two 1" in failures.text and "boom two 2" not in failures.text
     assert "failed on all 3 ranks" in all_ranks
@@ -198,7 +198,7 @@ def test_hang_ends_with_stacks(tmp_path: Path) -> None:
     assert "[rank 1 of 3] test_it.py::test_hang (call): still waiting" in culprit
     assert "[rank 0 of 3] timeout of 2 s in test_it.py::test_hang" in rest
     assert "comm.Barrier()" in rest
-    assert "an earlier failure" in section(done.out, "test_before")  # earlier failures are not lost
+    assert "an earlier failure" in section(done.out, "test_before")  # earlier failures are reported, too
     assert "FAILED test_it.py::test_hang - timeout" in done.out
     assert counts(done.summary) == {"passed": 0, "failed": 2, "skipped": 0}
 
@@ -265,7 +265,7 @@ def test_hypothesis_keeps_step(tmp_path: Path) -> None:
 
 
 def test_tests_run_on_their_numbers_of_ranks(tmp_path: Path) -> None:
-    """On 3 ranks: tests for every grid, and tests marked for 3; without --tiers all, with --all thorough ones."""
+    """With --tiers on 3 ranks: tests for every grid and for 3 ranks; without --tiers all; thorough ones with --all."""
     source = """
         import tiers
 

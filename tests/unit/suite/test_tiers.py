@@ -1,4 +1,4 @@
-"""The part of the suite that runs by default (tiers.py): no test is skipped everywhere, and no pair of parameters."""
+"""The tests that run by default (tiers.py) include every parallel test and every pair of parameter values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_fewer_examples_are_drawn_unless_all_are_asked_for(monkeypatch: pytest.M
 
 
 def test_each_parallel_test_belongs_on_some_number_of_ranks() -> None:
-    """By the marks of functions and modules in the sources."""
+    """The marks of each parallel test name numbers of ranks on which scripts/test.sh runs it."""
     grids, least, number = ", ".join(map(str, tiers.GRIDS)), re.compile(r"mpi\(min_size=(\d+)\)"), 0
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         body = ast.parse(path.read_text()).body
@@ -60,7 +60,7 @@ def test_the_suite_runs_on_the_ranks_of_the_tiers() -> None:
 
 
 def test_planted_bugs_apply(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A change of code also updates its bugs in scripts/hardening/mutants.py."""
+    """All bugs of scripts/hardening/mutants.py apply to the present code."""
     monkeypatch.setattr("sys.argv", ["mutants.py", "--check"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(ROOT / "scripts" / "hardening" / "mutants.py"), run_name="__main__")
