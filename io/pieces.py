@@ -19,7 +19,6 @@ from pdgemm.errors import DTypeError
 from pdgemm.grids.distribution import BlockCyclic, Distribution, even_owners
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
-from pdgemm.local.arrays.arguments import as_range
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
@@ -53,11 +52,6 @@ def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[
     safe = kind_rank(stored) <= kind_rank(wanted) if kind_rank(wanted) else np.can_cast(stored, wanted)
     if (stored.kind not in "biufc" and stored not in TYPE) or not safe:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
-
-
-def part_of(shape: tuple[int, int], rows: Any, cols: Any) -> Rectangle:
-    """Return the part of a matrix of this shape that `rows` and `cols` select.  Raises ArgumentError."""
-    return Rectangle(as_range(rows, "rows", shape[0]), as_range(cols, "cols", shape[1]))
 
 
 def within(transfer: Transfer, part: Rectangle) -> Transfer:

@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.algorithms.protection.checksum import checksum, repaired
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
-from pdgemm.grids.distribution import Block
+from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
@@ -86,9 +86,7 @@ def redistribute(
                 if beta != 0:
                     raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
                 layout = distribution_on(there, X.shape, block, source) if like is None else like.distribution
-                as_name(order, "order", ("C", "F"))
-                shape, wanted = layout.local_shape(there.coords), X.dtype if dtype is None else dtype
-                Y = DistMatrix(new_array(shape, wanted, order, there, devices.of(X.stored)), there, layout, order)
+                Y = _new_result(X, there, layout, X.dtype if dtype is None else dtype, order)
             elif (grid, block, source, order, dtype) != (None, None, (0, 0), "C", None):
                 raise ArgumentError("grid, block, source, order, dtype make a new matrix, but out was given")
             _check(X, Y)
@@ -135,6 +133,13 @@ def _check_target(X: DistMatrix, like: DistMatrix | None, grid: Any, options: tu
         like.layout_in(X.grid)  # raises for a grid over other ranks
         if like.shape != X.shape:
             raise LayoutError(f"shapes differ: X is {X.distribution}, like is {like.distribution}")
+
+
+def _new_result(X: DistMatrix, grid: ProcessGrid, layout: Distribution, dtype: DType, order: Order) -> DistMatrix:
+    """Return a matrix that is not initialised, on the device of X.  Local."""
+    as_name(order, "order", ("C", "F"))
+    local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(X.stored))
+    return DistMatrix(local, grid, layout, order)
 
 
 def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: int | None) -> Exchange:
