@@ -38,13 +38,14 @@ class Algorithm:
     executor : "module:class" of the executor, which is imported at its first use.
     words, memory, good_for : short descriptions for the documentation.
     takes    : takes(Pr, Pc, layers, ranks) returns whether the algorithm runs on this grid if there are `ranks` ranks.
-    needs    : text on these grids; {ranks} stands for the number of ranks, {layers} for "N layers" with as many layers.
+    needs    : the condition on these grids, for error messages; {ranks} is replaced by the number of ranks, {layers} by
+        the same number and the word "layers".
     new_grid : new_grid(problem, candidate) returns the product with A, B and C laid out on the candidate's grid.
     here     : here(problem) yields the products to compare on the present grids of A, B and C; none by default.
     layers   : number of layers of the grids: "one", "several" or "any".
     twin     : name of the algorithm in requests for C^T = B^T A^T; "": the same name.
     mirrored : are the messages for C^T = B^T A^T different on a grid that is not square?
-    policies : the names of `POLICIES` that choose from this algorithm, too.
+    policies : the names in `POLICIES` for which this algorithm is a candidate, too.
     grids    : grids(search) yields the grids to compare; None: the best grids that `takes` accepts.
     moves_by : names of the transports of panels or partial sums that are not movers.
     devices  : does the algorithm also run on matrices in device memory?
@@ -114,7 +115,7 @@ def _torus(pr: Any, pc: Any, c: Any, ranks: int) -> Any:
 
 
 def _stationary_grids(search: Search) -> Iterator[GridCandidate]:
-    """Yield partitions Pr x 1 x Pc: the columns of the grid divide k, as layers do."""
+    """Yield Pr x Pc grids for stationary A, as partitions Pr x 1 x Pc: their columns divide k, as layers do."""
     if search.request.shape is None:
         partitions = search.best(None, lambda pr, pc, c, ranks: pc == 1)
     else:
@@ -150,7 +151,7 @@ _ENTRIES = (
     Algorithm(
         "summa", Summa, "pdgemm.algorithms.products.summa:SummaExecutor",
         words="(mk + kn)(q - 1)/q²", memory="a few panels",
-        good_for="any blocks as they lie; C largest or all alike",
+        good_for="any block sizes; C largest, or A, B and C alike",
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
         new_grid=lambda problem, candidate: summa_on(problem, candidate.partition),
         here=lambda problem: (x for base in problem.grids for x in summa_on_grid_of(problem, base)),
@@ -158,7 +159,7 @@ _ENTRIES = (
     ),
     Algorithm(
         "stationary_a", Stationary, "pdgemm.algorithms.products.summa:StationaryExecutor",
-        words="that of the two others", memory="a few panels",
+        words="as SUMMA, for the other two matrices", memory="a few panels",
         good_for="A (or B) largest: thin B and C",
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
         new_grid=lambda problem, candidate: stationary(
@@ -187,7 +188,7 @@ _ENTRIES = (
     ),
     Algorithm(
         "inner", Inner, "pdgemm.algorithms.products.layered:InnerExecutor",
-        words="mn (P - 1)/P, whatever k", memory="C's rows that are added up at once",
+        words="mn (P - 1)/P, whatever k", memory="the rows of C that are reduced at a time",
         good_for="huge k",
         takes=lambda pr, pc, c, ranks: (pr * pc == 1) & (c == ranks), needs="its grid is 1 x 1 in {layers}",
         new_grid=lambda problem, candidate: inner_on_new_grid(problem, candidate.partition),
@@ -197,7 +198,7 @@ _ENTRIES = (
     ),
 )  # fmt: skip
 ALGORITHMS = {entry.name: entry for entry in _ENTRIES}
-# SUMMA or Cannon's algorithm on a P x 1 ("row") or 1 x P ("column") grid; algorithms of one `Product.collective`
+# "row", "column": SUMMA or Cannon's algorithm on a P x 1 or 1 x P grid; others: algorithms with this `collective`
 POLICIES = ("row", "column", "allgather", "reduce_scatter")
 
 

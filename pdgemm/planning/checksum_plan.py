@@ -13,12 +13,12 @@ from pdgemm.schedules.schedule import Buffers
 
 @dataclass(frozen=True)
 class ChecksumPlan:
-    """The checksums C x = alpha A (B x) + beta C x of the rows of C (`algorithms/protection/row_checksums`)."""
+    """The plan of checksums of the rows of C: is C x = alpha A (B x) + beta C x?  See `algorithms/protection`."""
 
     problem: Problem
 
     def buffers(self, rank: int | None) -> Buffers:
-        """Return the checksum vectors of a rank, and the copy of C from which a product is repeated.
+        """Return the checksum vectors of a rank, and the copy of C on entry with which a product is repeated.
 
         For rank None, return the largest sizes of any rank.
         """
@@ -34,7 +34,7 @@ class ChecksumPlan:
         return workspace
 
     def cost(self, rank: int | None) -> Checks:
-        """Return the cost of the checksums of one run: all-reduces of B x, norms, sizes, C x, and of the verdict."""
+        """Return the cost of the checksums of one run: all-reduces of B x, norms, sizes, C x and the verdict."""
         m, _, k = self.problem.mnk
         some = k, *self._rounding  # lengths of the all-reduced vectors; empty ones are skipped
         memory = sum(n * dtype.itemsize for n, dtype in self.buffers(rank).values())
@@ -42,7 +42,10 @@ class ChecksumPlan:
 
     @property
     def _rounding(self) -> tuple[int, int]:
-        """The numbers of norms (rows of B, and of C on entry) and of sizes (rows of A); 0 for integers: no rounding."""
+        """The lengths of the vectors from which tolerances are computed; 0 for integers, which are not rounded.
+
+        They are "norms", of the rows of B and of C on entry, and "sizes", of the rows of A B.
+        """
         problem, (m, _, k) = self.problem, self.problem.mnk
         rounded = problem.accumulate.kind not in "iu"
         return rounded * (k + (not problem.beta_is_zero) * m), rounded * (k > 0) * m

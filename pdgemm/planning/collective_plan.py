@@ -82,7 +82,7 @@ def choose_collective(
 
 
 def parts_of(operation: str, words: int, ranks: int) -> tuple[int, ...]:
-    """Return the words of even parts of the vector; for "all_to_all", of even parts of the vector of each rank."""
+    """Return the sizes of even parts of a vector of `words`; for "all_to_all", of the parts of every rank's vector."""
     return even_parts(words, ranks) * ranks if operation == "all_to_all" else even_parts(words, ranks)
 
 
@@ -100,7 +100,7 @@ def costs_table(costs: tuple[CollectiveCost, ...]) -> str:
         for x in costs
     ]
     table = Table(("algorithm", "time", "words", "of bound", "messages"), rows, words=("algorithm",))
-    bound = f"no algorithm sends less than {in_words(round(least))} per rank, in fewer than {counted(rounds, 'round')}"
+    bound = f"any algorithm needs at least {in_words(round(least))} per rank, and at least {counted(rounds, 'round')}"
     sums = {x.collective.algorithm: algorithms(x.collective.operation)[x.collective.algorithm].sums for x in costs}
     orders = [f"sums of {name}: {order}" for name, order in sums.items() if order]
     return "\n".join([str(table), f"{bound}\n(Chan et al. 2007)", *orders])

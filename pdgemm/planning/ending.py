@@ -14,7 +14,7 @@ OperandName = Literal["scale", "bias", "residual"]
 
 
 class EpilogueOperand(NamedTuple):
-    """An operand that is a matrix, its layout, and the layout to which it is redistributed to match C."""
+    """A distributed operand of an epilogue: its layout, and the layout to which it is redistributed to match C."""
 
     name: OperandName
     source: Layout
@@ -31,7 +31,7 @@ class Ending:
 
     dtype    : the type of C.
     text     : the formula.
-    operands : the scale, the bias and the residual that are distributed.
+    operands : the distributed matrices among scale, bias and residual.
     """
 
     dtype: np.dtype
@@ -51,8 +51,8 @@ class Ending:
 def vector_operand(name: OperandName, x: Layout, C: Layout) -> EpilogueOperand:
     """Return x, 1 x n (or m x 1), as an operand for C, m x n: each rank receives x for its columns (or rows) of C.
 
-    The source is x repeated, once for each row of the grid, on the ranks that hold it; so the exchange sends each
-    element once to each row of the grid.
+    The source has x once for each row of C's grid, on the owners of x.  So the exchange sends each element of x once
+    to each row of C's grid.
     """
     if x.distribution.shape != (1, C.distribution.shape[1]):
         return EpilogueOperand(name, *(y.T for y in vector_operand(name, x.T, C.T)[1:]))

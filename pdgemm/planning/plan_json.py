@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 50  # bytes of the local array of a rank
 
 @lru_cache(maxsize=8)
 def _saved(kinds: tuple[type[Product], ...]) -> dict[type[Product], Any]:
-    """Return the struct type that JSON has for each class of product."""
+    """Return the type of a saved plan, as a msgspec struct, for each class of product."""
     return {
         kind: msgspec.defstruct(
             kind.__name__,
@@ -60,7 +60,7 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
     size, product_layouts = problem.size, (product.A, product.B, product.C)
     layouts = [*problem.layouts, *product_layouts, *(x for _, move in moves for x in (move.source, move.target))]
     if not all(on_ranks(x.rank_map, x.distribution.grid_shape, size) for x in layouts):
-        return f"a layout does not have different ranks for each position of its grid, from 0 to {size - 1}"
+        return f"a layout does not have a different rank from 0 to {size - 1} at each position of its grid"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
     if any(side.n + side.skip > _MOST_BLOCKS * side.block for side in sides):
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"

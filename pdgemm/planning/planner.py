@@ -113,7 +113,7 @@ def _unrivalled(problem: Problem) -> ProductPlan | None:
 
 
 def tuned(plan: ProductPlan) -> ProductPlan:
-    """Return the plan with the fastest mover and panel width, where the caller leaves these open.
+    """Return the plan with the fastest mover and panel width, unless the caller chose them.
 
     Mover and width change neither the words nor the layouts.  The plan is returned unchanged if its panels were
     narrowed to fit the memory limit, if they contain all inner indices of a rank, or if no mover moves them.
@@ -171,7 +171,7 @@ def panels_ahead(requested: int | None, machine: Machine, on_device: bool = Fals
 
 def candidates(problem: Problem) -> Iterator[ProductPlan]:
     """Yield plans, the cheapest first; the exact cost of a plan is computed only when it may be the next one."""
-    # a heap of costs; first lower bounds: the product on one rank, and the call overhead of each redistribution
+    # costs on the heap are lower bounds at first: the product on one rank, and the call overhead of each redistribution
     heap: list[tuple[float, int, ProductPlan | Arrangement]] = []
     machine = problem.machine
     for number, arrangement in enumerate(dict.fromkeys(arrangements(problem))):

@@ -34,7 +34,10 @@ class AlgorithmRequest(NamedTuple):
         return self._replace(shape=self.shape and self.shape[::-1])
 
     def on(self, ranks: int) -> list[AlgorithmRequest]:
-        """Return the request once for each grid that its policy implies and that it allows; else the request itself."""
+        """Return the request for each grid of its policy that also has the requested shape and number of layers.
+
+        A request without a policy is returned unchanged.
+        """
         row, column, layers = ((ranks, 1), 1), ((1, ranks), 1), ((1, 1), ranks)
         implied = {
             "row": (row,), "column": (column,), "allgather": (row, column), "reduce_scatter": (layers, row, column),
@@ -110,7 +113,7 @@ class Problem:
 
     @property
     def grids(self) -> list[Layout]:
-        """One layout for each different grid of C, A and B."""
+        """One layout on each of the different grids of C, A and B."""
         by_grid: dict[object, Layout] = {}
         for x in (self.C, self.A, self.B):
             by_grid.setdefault(x.grid, x)
@@ -168,7 +171,7 @@ class Problem:
         If partial sums are sent, the number is small, so that most of the transfer overlaps with products.
         mover  : the mover by which partial sums are read in place; for any other name, they are sent as messages.
         owners : the distribution of these rows in C; if its blocks are large, a window has enough rows of each owner.
-        in_turn : the rows of each owner are sent before the next owner's are formed, so that they may be twice as many.
+        in_turn : the rows of each owner are sent before the next owner's are formed; so windows may be twice as high.
         """
         at_once, least = REDUCED_BYTES // (max(1, cols) * self.accumulate.itemsize), REDUCED_ROWS
         if not reads(mover):

@@ -39,7 +39,7 @@ class ProductPlan:
     product    : schedule of the algorithm, on layouts that fit it.
     transposed : the product is C^T = B^T A^T, and `product.A` is the layout of B^T.
     moves      : redistributions by matrix name: of A and B to the product's layouts, of C to the user's layout, and of
-                 scales to the strips of the ranks.
+                 scales to each rank (`schedules.products.scales`).
     problem    : the input of the planner.
 
     Plans are equal if all their fields are equal; `str` describes the plan.
@@ -128,7 +128,7 @@ class ProductPlan:
 
     @property
     def repeated(self) -> dict[str, Layout]:
-        """The vectors that a rank repeats, once for each row (or column) of C's grid, before they are redistributed."""
+        """The layouts, by name, of vectors that are repeated for each row (or column) of C's grid and then moved."""
         ending = self.problem.ending
         return {x.name: x.source for x in ending.moved if x.name != "residual"} if ending else {}
 
@@ -144,9 +144,9 @@ class ProductPlan:
 
     @property
     def needs_beta_zero(self) -> bool:
-        """Was the plan made for beta = 0, and cannot be executed with another beta?
+        """Can the plan be executed only with beta = 0?
 
-        A C that is moved back is then not read, and checksums leave out C on entry.
+        In such a plan a C that is redistributed after the product is not read, and checksums leave out C on entry.
         """
         moved = any(name == "C" for name, _ in self.moves)
         return self.problem.beta_is_zero and (moved or self.protection is not None)

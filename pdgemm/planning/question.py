@@ -82,7 +82,7 @@ class Question:
             and self.ranks > 1
             and (self.machine.ranks_per_node == 1 or self.machine.device == CUDA)
         ):
-            raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
+            raise ArgumentError("mover 'shared' requires ranks that share host memory with others of their node")
 
     @property
     def mnk(self) -> tuple[int, int, int]:

@@ -14,11 +14,11 @@ from pdgemm.schedules.formulas import gemm_flops
 def balance(sizes: Sequence[tuple[int, int, int]], parts: int) -> np.ndarray:
     """Return the owner of each product, 0 <= owner < parts, so that all owners have about the same number of flops.
 
-    sizes : (m, n, k) of each product.  Products are assigned from the largest to the smallest, equally large products
-            in order, each to the owner with the fewest flops so far, the lowest of several.
+    sizes : (m, n, k) of each product.  Products are assigned from the largest to the smallest (equal ones in their
+            order), each to the owner with the fewest flops so far; in a tie, to the lowest owner.
 
     The busiest owner has at most 4/3 - 1/(3 parts) times as many flops as the busiest owner in the best distribution.
-    Raises ArgumentError.
+    Raises ArgumentError for a size < 0 or parts < 1.
     Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969.
 
     >>> from pdgemm import balance

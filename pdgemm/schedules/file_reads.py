@@ -16,7 +16,7 @@ from pdgemm.support.text import in_bytes
 class FileReads(Schedule):
     """Reads that all ranks make while they compute; no message is sent, and no time is predicted for the file.
 
-    size       : number of ranks.   reads : the reads in words, such as "2 passes over 8 panels".
+    size       : number of ranks.   reads : the reads as text, such as "2 passes over 8 panels".
     bytes_read : the bytes that all ranks together read.
     held_bytes : the most bytes of a rank for panels, staging buffers and results.
     """

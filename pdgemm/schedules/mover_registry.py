@@ -23,7 +23,7 @@ class Mover:
     summary : one line that describes it.
     by      : "messages": MPI messages; "staging": MPI messages through host memory; "nccl": NCCL; "reading": the panel
         is read in place in its owner's memory; "copying": it is copied from its owner's memory, and the copy is read.
-    link    : the link of a machine to use where the machine was not measured with this mover.
+    link    : the kind of link whose times are used if a machine was not measured with this mover.
     on_host : the mover works for matrices on the host, and not only for matrices on a device.
     sender  : a function that takes the distances of receivers behind the owner of a panel, 1 to parts - 1 of `parts`
         ranks, and returns the distances of the ranks that send the panel to these receivers.
@@ -114,7 +114,7 @@ def reads(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def fan_out(mover: Mover, parts: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return how often most of `parts` ranks send a panel, and (distance, difference from that) of the other ranks."""
+    """Return the number of times that most ranks send a panel, and (distance, additional times) of the other ranks."""
     sent = np.bincount(mover.senders(parts), minlength=parts)
     most = int(np.bincount(sent).argmax())
     return most, [(distance, int(sent[distance]) - most) for distance in np.flatnonzero(sent != most).tolist()]

@@ -19,9 +19,9 @@ from pdgemm.schedules.steps import OwnerPair, owner_pairs
 class RelayRole(NamedTuple):
     """The roles of the ranks of one node for one panel; a position is an index along the grid row or grid column.
 
-    in_place : all these ranks read the whole panel in the memory of its owner.
-    receiver : otherwise the receiver assembles the panel, and the readers read it in the receiver's memory.
-    chains   : for each part, the positions that relay it; [] for a part that this rank does not relay.
+    in_place : all ranks of the node read the whole panel in the memory of its owner.
+    receiver : if not `in_place`, the rank that assembles the panel; the `readers` read it in the receiver's memory.
+    chains   : for each part of the panel, the positions that relay it; [] if `me` of `NodeLine.role` is none of them.
     """
 
     in_place: bool
@@ -90,10 +90,10 @@ class NodeLine:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """For each owner, the first position on the node that its panels reach last.
+        """For each owner, a position on the node that its panels reach last.
 
-        Positions are counted from the owner on, around the line.  Panels reach the nodes in the order of their next
-        positions: a node's first position, or, if it has positions before the owner, the one after the last of these.
+        Panels go around the line from the owner on, and reach each node at the node's first position after the owner.
+        The result is the last of these positions.
         """
         size = len(self.nodes)
         around = np.array(self.nodes * 2)
@@ -117,7 +117,7 @@ class NodeLine:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of panels 0, 1, ...; the arrays have an entry for each part, or for several equal parts.
+    """The parts of panels 0, 1, ..., one for each owner; arrays have an entry for each part, or for some equal parts.
 
     panel : number of the panel, or this number modulo a common multiple of the numbers of ranks of the nodes.
     owner : position that owns the part.   words : number of the inner indices of all parts of the entry.
@@ -191,7 +191,7 @@ def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, peri
 def _classes(pairs: list[OwnerPair], period: int) -> Iterator[tuple[tuple[int, int, int], OwnerPair]]:
     """Yield (panel number modulo `period`, inner indices, number of panels), and the owner pair of these panels.
 
-    In each turn, the panel number of a pair grows by the number of pairs that still have panels.
+    From one turn to the next, the number of a pair's panel grows by the number of pairs that still have panels.
     """
     before = start = 0
     for end in sorted({pair.panels for pair in pairs}):

@@ -39,7 +39,7 @@ class Tile(NamedTuple):
     """A rectangle of an array.
 
     inside : the whole tile is in the triangle; otherwise the diagonal crosses it.
-    square : its rows and its columns are the same rows and columns of the matrix.
+    square : the row indices of the tile in the matrix are also its column indices.
     """
 
     rows: slice
@@ -101,10 +101,10 @@ class Staircase(NamedTuple):
     def tiles(self, least: int = LEAST, squares: int = 0) -> Iterator[Tile]:
         """Yield tiles that cover the triangle; a tile that the diagonal crosses has at most least^2 elements.
 
-        squares : such a tile may also be square, with at most `squares` rows, and the same rows and columns of the
-            matrix.
+        squares : such a tile may also be a `Tile.square` of at most `squares` rows.
         With least = 0 the diagonal does not cross any tile.  A range of rows is divided near its middle, where a block
-        ends.  If at least `least` columns of the range are wholly in the triangle, a multiple of `REGISTERS` is a tile.
+        ends.  If at least `least` columns of the range are wholly in the triangle, most of them are a tile: the largest
+        multiple of `REGISTERS`.
         """
         todo = [(0, len(self.ends), 0)] if len(self.ends) else []
         while todo:
@@ -143,7 +143,7 @@ class Staircase(NamedTuple):
 
 @dataclass(frozen=True)
 class Triangle:
-    """A triangle of a matrix of which each rank has a block.
+    """A triangle of a matrix that is divided into blocks, one for each rank.
 
     name : "L" or "U"; "": all elements.   grid : the grid of ranks; position (i, j) has block (i, j).
     rows, cols : the distributions whose parts form the blocks.

@@ -63,7 +63,7 @@ def runs_of_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic) -> Iterator[tuple[
 
 
 class OwnerPair(NamedTuple):
-    """The inner indices of one owner pair, cut into panels as in `summa_steps`.
+    """The inner indices of one pair of owners, in A and in B, cut into panels as in `summa_steps`.
 
     gaps : numbers, within the pair, of the indices that begin a new run in the local array of A, and of B.
     """
@@ -84,9 +84,9 @@ class OwnerPair(NamedTuple):
 
 
 def owner_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> list[OwnerPair]:
-    """Return the owner pairs in the order of their panels in a turn, which has at most one panel of each pair.
+    """Return the owner pairs in the order in which `summa_steps` takes turns between their panels.
 
-    The cost depends on the number of runs, not of panels.
+    The time of this function depends on the number of runs, not of panels.
     """
     numbered = []
     for first, col, row, starts, lengths in runs_of_pairs(inner_a, inner_b):

@@ -80,7 +80,7 @@ def prepared_collective(
     fence: Callable[[], object] = lambda: None,
     join: Join | None = None,
 ) -> Callable[[Traffic], CollectiveRun]:
-    """Return a function that starts a collective of one vector on the host, as `carry_out`, and waits for no message.
+    """Return a function that starts a collective of one vector on the host, and returns without waiting for messages.
 
     The function's argument is the traffic to which words and messages are added.
     tag : differs from those of all other collectives in progress on `comm`.
@@ -141,8 +141,8 @@ def all_to_all(
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts from all ranks.  Collective.
 
-    wait : waits for a list with the collective in progress, as `Transfers.wait` does, which tests other messages
-        meanwhile.  None: wait only for the collective.
+    wait : function that waits for a list of transfers, here for the collective, and tests other messages meanwhile,
+        such as `Transfers.wait`.  None: wait only for the collective.
     tag : differs from those of all other collectives in progress on `comm`.
     into : contiguous arrays in which the parts of all ranks are received; None: they are allocated.
 
@@ -283,7 +283,7 @@ class _InPlace:
         return signals
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a warning may be an error, and only on the rank that adds
+@np.errstate(over="ignore", invalid="ignore")  # if warnings are errors, only the rank that adds raises one
 def _add_as_tree(addends: list[np.ndarray], into: np.ndarray) -> None:
     """Compute into := ((x0 + x1) + (x2 + x3)) + ..., where `into` may be one of the addends."""
     pairs = (len(addends) + 1) // 2
@@ -323,7 +323,7 @@ def _buffer(places: list[Parts], adds: bool) -> np.ndarray:
     return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # as above
+@np.errstate(over="ignore", invalid="ignore")  # as in _add_as_tree
 def _arrived(places: list[Parts], data: np.ndarray, adds: bool, join: Join | None, before: bool) -> None:
     """Copy, add or join a message into the views `places`.   before : it is from an earlier rank than this one."""
     if not adds and len(_flat(places)) == 1:

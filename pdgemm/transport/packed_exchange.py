@@ -273,7 +273,7 @@ def _contiguous(
 
 
 def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:
-    """Return an operation that is planned and run once more where ranks cannot map each other's memory.  Collective."""
+    """Return an operation with a second attempt, made if ranks cannot map each other's memory.  Collective."""
 
     @wraps(operation)
     def repeated(*args: P.args, **options: P.kwargs) -> T:
@@ -285,14 +285,14 @@ def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:
 
 
 class kept_if_it_fails:
-    """After an exception during a transfer, never frees the buffers, because MPI may still read and write them.
+    """A context: after an exception in it, buffers are never freed, because MPI may still read and write them.
 
     Other ranks that wait for this rank in NCCL are informed.  After a MappingError, which all ranks raise before
     anything is transferred, the buffers are freed as usual.
 
     workspace : the buffers.
-    arrays : the operands, which the caller may free or overwrite next: their device, if any, completes its work first.
-        If the device does not complete it, the operands are not freed, either.
+    arrays : the operands, which the caller may free or overwrite next.  So after an exception the context waits until
+        their device, if any, is idle; if it does not become idle, the operands are not freed, either.
     """
 
     __slots__ = ("_arrays", "_workspace")

@@ -82,12 +82,12 @@ def _store_within(
 
 
 def _range(first: np.ndarray, size: int) -> slice:
-    """Return the indices of a map of one run."""
+    """Return the indices of a map that has one run, as a slice."""
     return slice(int(first[0]), int(first[0]) + size)
 
 
 def store_corner(C: Array, value: Array, within: Staircase) -> None:
-    """Assign C := value for the elements of C in the triangle `within`; both have one type.  Local."""
+    """Assign C := value for the elements of C in the triangle `within`; both have the same type.  Local."""
     if device := of(C):
         device.combine_within(CONVERT, C, value, within)
     else:

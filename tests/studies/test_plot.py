@@ -135,7 +135,7 @@ def test_drawn_words_between_ranks_equal_counted_ones(algorithm: str) -> None:
         words = words_between(plan.product, 16)
         assert words.sum(axis=0).tolist() == [plan.product.traffic(rank).words_received for rank in range(16)]
         assert words.sum() > 0 and not np.diagonal(words).any()
-    with pytest.raises(ArgumentError, match="too many messages to be shown for each pair"):
+    with pytest.raises(ArgumentError, match="send too many messages to show for each pair"):
         words_between(plan.product, MOST_PAIRED + 1)
 
 

@@ -1,8 +1,8 @@
-"""Machines with many GPUs in each node, for plans of models: five constants each, the same for all models.
+"""Machines with eight GPUs in each node, for plans of the training of neural networks.
 
-Peak, memory and network cards are the makers' numbers.  The share of the peak that a large product reaches, the size
-at which a product reaches half of that, and the bandwidths of memory, links and cards in use were chosen once, by
-comparison with published step times (`pdgemm model --check`).
+Peak, memory and network cards are the makers' numbers.  Five constants for each machine, and the share of a card's
+rate that collectives reach, were chosen once by comparison with published step times (`pdgemm model --check`); they
+are the same for all networks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pdgemm.planning.machines.machine import CUDA, KINDS, Link, Machine
 class Constants(NamedTuple):
     """The fitted constants of an accelerator, in addition to its maker's numbers.
 
-    share : flops per second of a large product / peak.   half : the dimension of a product that reaches half of these.
+    share : flops per second of a large product / peak.   half : the dimension of a product that reaches half of them.
     memory : bytes per second of elementwise functions.   link : bytes per second of a rank to others of its node.
-    overlap : the fraction of the transfers along tp and dp that the software hides behind products.
+    overlap : the fraction of tensor-parallel and data-parallel transfers that the software hides behind products.
     """
 
     share: float
@@ -67,7 +67,7 @@ ACCELERATORS = {
 
 
 def accelerator(name: str) -> Machine:
-    """Return a machine of `ACCELERATORS`.  Raises ArgumentError with their names."""
+    """Return the machine of this name in `ACCELERATORS`.  Raises ArgumentError for an unknown name."""
     if name not in ACCELERATORS:
-        raise ArgumentError(f"the machines are {', '.join(ACCELERATORS)}, got {name!r}")
+        raise ArgumentError(f"machine {name!r} is not one of {', '.join(ACCELERATORS)}")
     return ACCELERATORS[name]()

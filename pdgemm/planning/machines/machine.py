@@ -1,4 +1,4 @@
-"""The alpha-beta-gamma model of a machine on two levels: times of a message, a byte, a copy and a flop."""
+"""The alpha-beta-gamma model of a machine: times of messages inside and between nodes, of bytes, copies and flops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Call = Literal["layer", "ends", "update"]
 
 @dataclass(frozen=True)
 class Link:
-    """A link has a latency `alpha`, in seconds, and a reciprocal bandwidth `beta`, in seconds per byte."""
+    """A link: its latency `alpha`, in seconds, and its reciprocal bandwidth `beta`, in seconds per byte."""
 
     alpha: Positive
     beta: Positive
@@ -55,7 +55,7 @@ class Machine:
     intra  : links inside a node, one for each of KINDS, and for movers that were registered and measured; between
         GPUs also "ipc" and "nccl", if these were measured.
     inter  : links between nodes; beta is the time per byte of a whole node, because its ranks share its bandwidth.
-    gamma  : real flops per second of a rank by type and by the smallest dimension of a product, without copies.
+    gamma  : real flops per second of a rank by type and by the smallest dimension of a product, copies not included.
     copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and BLAS copies operands of a product.
     first_touch_bandwidth : bytes per second when a rank writes newly allocated pages.
     overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
@@ -63,13 +63,15 @@ class Machine:
     call_overhead : seconds of each call in addition to its panels.
     peak   : the maker's flops per second of a rank at 16 bits, to which MFU refers; None: the largest rate of gamma.
     memory : bytes of a rank; None: unknown.
-    functions : seconds of a float32 element in functions of a model's layers, each forward and backward together, and
-        in an update of the optimizer with its norm; a function that is missing takes the time of its memory passes.
+    functions : seconds per float32 element of each function of a neural network, forward and backward together, and of
+        an optimizer's update with its norm; a missing function takes the time of its memory passes.
     linear : real flops per second of a rank in the three products of a linear layer of many rows, by the least
-        dimension of its weights, float32, without copies; empty: the rates of gamma.
-    calls : fixed overhead in seconds, without computing, of a model's "layer" and its "ends", forward and backward, and
-        of an "update", on a rank that does not share them; 0 for missing names, as on devices.
-    line_calls : the same for ranks that share the layers (tp), or the update, with the latencies of their messages.
+        dimension of its weights, float32, copies not included; empty: the rates of gamma.
+    calls : fixed overhead in seconds, without computing, of one "layer" of a network and of its "ends" (embedding and
+        loss), forward and backward, and of an "update" of the optimizer, each on one rank; 0 for missing names
+        (on devices all).
+    line_calls : the same overhead of ranks that share a layer (tensor parallelism) or an update, with the latencies of
+        their messages.
     """
 
     name: str = "default"
@@ -106,10 +108,12 @@ class Machine:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
         for links in (self.intra, self.inter):
             if not set(KINDS) <= set(links) <= {*KINDS, *by_messages(), IPC.name, NCCL.name}:
-                raise ArgumentError(f"a machine has one Link each for {', '.join(KINDS)}, got {', '.join(links)}")
+                raise ArgumentError(
+                    f"a machine needs links for {', '.join(KINDS)}, and may have movers' links; got {', '.join(links)}"
+                )
         if "float32" not in self.gamma or not all(self.gamma.values()):
             raise ArgumentError(
-                f"a machine has rates for float32 at least, which stand for other types, got {', '.join(self.gamma)}"
+                f"gamma needs rates for float32, which are used for missing types, too; got {', '.join(self.gamma)}"
             )
 
     def __hash__(self) -> int:
@@ -122,7 +126,7 @@ class Machine:
 
     @staticmethod
     def _at(table: Mapping[int, float], size: int) -> float:
-        """Return the rate of a table at a size, interpolated in log-log scale, and proportional below its sizes."""
+        """Return the rate of a table at a size: interpolated in log-log scale, below the table proportional to size."""
         sizes = sorted(table)
         if size >= sizes[-1]:
             return table[sizes[-1]]
@@ -215,10 +219,10 @@ class Machine:
         return computing + moving - hidden + steps * self.panel_overhead
 
     def away(self, stride: int, length: int, ranks: int) -> float:
-        """Return the largest fraction, over all lines, of the other ranks of a line that are on other nodes.
+        """Return the fraction of pairs of ranks of a line that are on different nodes, the largest of all lines.
 
-        A line has `length` of the ranks, `stride` apart; each group of stride x length ranks has `stride` lines.  On
-        nodes of 8 ranks, groups of 6 may span two nodes: ranks 0 to 5 are on one node, but 6 to 11 are on two.
+        A line is `length` ranks, `stride` apart; each group of stride x length ranks has `stride` lines.  On nodes of
+        8 ranks, groups of 6 may span two nodes: ranks 0 to 5 are on one node, but 6 to 11 are on two.
         """
         return _away(self.ranks_per_node, stride, length, ranks) if self.ranks_per_node and length > 1 else 0.0
 
@@ -255,7 +259,7 @@ class Machine:
     def from_dict(cls, members: Any, what: str = "not a machine") -> Machine:
         """Return the machine with the members that `as_json` wrote; missing parameters have defaults.
 
-        what : begins the message of the ArgumentError that wrong members raise.
+        what : beginning of the message of the ArgumentError for wrong members.
         """
         if isinstance(members, dict):
             default = jsonable(cls())
@@ -278,10 +282,10 @@ def touched(work: tuple[int, int, int], block_mnk: tuple[int, int, int]) -> floa
 
 @lru_cache(maxsize=1 << 12)
 def _away(node: int, stride: int, length: int, ranks: int) -> float:
-    """Return `Machine.away` on nodes of `node` ranks, as the mean over the ranks of a line."""
+    """Return `Machine.away` for nodes of `node` ranks."""
     group = stride * length
     groups = np.arange(max(1, ranks // group))[:, None] * group
-    firsts = np.unique((groups + np.arange(stride)) % node)[:, None]  # the first rank of a line, counted on its node
+    firsts = np.unique((groups + np.arange(stride)) % node)[:, None]  # the place of a line's first rank on its node
     ends = np.arange(0, group + 2 * node, node)  # the ends of nodes, from the node where a line begins
     counts = np.diff((-((firsts - ends) // stride)).clip(0, length))  # ranks of a line on each node
     return 1 - float((counts * (counts - 1)).sum(axis=1).min()) / (length * (length - 1))
@@ -295,15 +299,15 @@ def on_nodes(machine: Machine, ranks_per_node: int | None) -> Machine:
 
 @cache
 def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
-    """Return the machine of `named_by_variable`, read once; without one, an ordinary cluster, with or without GPUs.
+    """Return the machine that PDGEMM_MACHINE names, read once; by default an ordinary cluster, with or without GPUs.
 
-    staged : messages between its GPUs are staged through the host.
+    staged : messages between GPUs of the default cluster are staged through the host.
     """
     return named_by_variable(gpus) or (gpu_cluster(staged) if gpus else Machine())
 
 
 def named_by_variable(gpus: bool) -> Machine | None:
-    """Return the first machine of hosts, or of GPUs, in the files that PDGEMM_MACHINE names; None if there is none."""
+    """Return the first machine without GPUs, or with GPUs, in the files that PDGEMM_MACHINE names; else None."""
     return next((machine for machine in _named() if (machine.device == CUDA) == gpus), None)
 
 

@@ -27,7 +27,7 @@ def impossible_figures(machine: Machine) -> list[str]:
             lines.append(f"{name}: {rate / 1e9:.0f} GB/s is more than any memory has ({fastest / 1e9:.0f})")
     for name, link in links:
         if link.alpha < SOONEST:
-            lines.append(f"{name}: a message in {in_seconds(link.alpha)} is sooner than any can arrive")
+            lines.append(f"{name}: a latency of {in_seconds(link.alpha)} is shorter than any memory's")
     return lines
 
 
@@ -40,9 +40,9 @@ def doubts(machine: Machine) -> list[str]:
         last = sizes[-1]
         if table[last] < FALLS * table[best]:
             lines.append(
-                f"{dtype}: {in_rate(table[last])} at {last}, but {in_rate(table[best])} at {best}: rates do not fall "
-                "with the size"
+                f"{dtype}: {in_rate(table[last])} at {last}, but {in_rate(table[best])} at {best}: on an idle "
+                "machine rates do not fall with the size"
             )
     if machine.call_overhead > LONGEST_CALL:
-        lines.append(f"a call of a product takes {in_seconds(machine.call_overhead)}: its ranks wait for processors")
+        lines.append(f"a call of a product takes {in_seconds(machine.call_overhead)}: its ranks compete for cores")
     return lines

@@ -1,7 +1,7 @@
 """Simulate a schedule on all ranks: the waits of ranks for each other, and the traffic of each node.
 
-The alpha-beta-gamma figures are those of the formulas, but each message connects two ranks: a message arrives after its
-sender has reached the round, and the ranks of a node share the network bandwidth of the node.
+The parameters of the machine are those of the formulas (`timing`), but each message connects two ranks: it arrives
+after its sender has reached the round, and the ranks of a node share the network bandwidth of the node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_PAIRED = 2048  # ranks for which `words_between` returns the words of each 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The seconds until the last rank finishes, and per rank: end, seconds of computing, words and messages."""
+    """The result of a simulation: the seconds until the last rank finishes, and figures of each rank and each node."""
 
     seconds: float
     finished: np.ndarray
@@ -51,12 +51,12 @@ class Simulation:
 
 
 def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
-    """Return the words that each rank (row) sends to each rank (column), or that the second rank reads in place.
+    """Return the words that each rank (row) sends to each rank (column), or that the latter reads from the former.
 
     Raises ArgumentError if there are too many messages, or too many ranks.
     """
     if schedule.events * ranks > MOST_EVENTS or ranks > MOST_PAIRED:
-        raise ArgumentError(f"{ranks} ranks send too many messages to be shown for each pair; at most {MOST_PAIRED} do")
+        raise ArgumentError(f"{ranks} ranks send too many messages to show for each pair; the limit is {MOST_PAIRED}")
     words = np.zeros((ranks, ranks), np.int64)
     for at in schedule.rounds():
         for x in at.moves:
@@ -69,8 +69,8 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     events = schedule.events * ranks
     if events > MOST_EVENTS:
         raise ArgumentError(
-            f"{events} messages and products of {ranks} ranks are too many to walk through one by one, at most "
-            f"{MOST_EVENTS}; the formulas take any number"
+            f"{events} messages and products of {ranks} ranks are too many to simulate, at most {MOST_EVENTS}; "
+            "the formulas take any number"
         )
     per_node = machine.ranks_per_node or ranks
     node = np.arange(ranks) // per_node

@@ -16,7 +16,7 @@ def memory_seconds(schedule: Schedule, machine: Machine, rank: int) -> float:
 
 
 def product_seconds(product: Product, machine: Machine, rank: int) -> float:
-    """Return the time of a product: transfers that partly overlap with multiplication, and transfers that cannot."""
+    """Return the time of a product: multiplications, transfers that may overlap with them, and other transfers."""
     m, n, k = product.local_shape(rank)
     moving, first, last, after = 0.0, 0.0, 0.0, 0.0
     for x in product.transfers(rank):

@@ -30,7 +30,7 @@ class GridCandidate(NamedTuple):
 class Search:
     """A search for grids.
 
-    keep       : number of grids to return of each kind.
+    keep       : number of grids that `best` returns.
     transposed : `mnk` and `request` describe the product C^T = B^T A^T.
     """
 
@@ -48,7 +48,7 @@ class Search:
 
     @property
     def forced(self) -> bool:
-        """Does the request name an algorithm, or "row" or "column"?"""
+        """Does the request name an algorithm or a policy, and not "auto"?"""
         return self.request.algorithm != "auto"
 
     def best(self, layers: int | None, takes: Takes) -> list[Partition]:

@@ -54,7 +54,10 @@ class Candidate:
 
     @property
     def beside_bound(self) -> str:
-        """The ratio as a phrase; the bound assumes that all ranks work, and a product on fewer ranks may send less."""
+        """The ratio of words to the lower bound, as a phrase.
+
+        The bound assumes that all ranks work; a product on fewer ranks may send less.
+        """
         idle = self.words_per_rank < 0.999 * self.lower_bound_words
         if not self.lower_bound_words:
             return "none is needed"
@@ -119,7 +122,7 @@ def _ratio(ratio: float) -> str:
 
 
 def _cost(x: Candidate, chosen: Candidate) -> str:
-    """Return the ratio of the cost to that of the chosen candidate."""
+    """Return the ratio of a candidate's cost to the chosen candidate's, or "chosen", or "too big" for the memory."""
     if x.chosen:
         return "chosen"
     if not x.fits:

@@ -16,7 +16,7 @@ from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.product import Collective
 from pdgemm.support.text import counted, sides
 
-_GRIDS = 2  # new grids of each kind
+_GRIDS = 2  # new grids that are compared for each algorithm
 
 
 class Arrangement(NamedTuple):
@@ -65,7 +65,7 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
 
 
 def _of_collective(problem: Problem, suitable: Iterator[Arrangement]) -> Iterator[Arrangement]:
-    """Yield the arrangements of the collective that is requested; if some redistribute no matrix, only these."""
+    """Yield the arrangements that use the requested collective; if some need no redistribution, only these."""
     those = [x for x in suitable if x.product.collective == problem.algorithm]
     still = [x for x in those if all(map(Layout.same_owners, problem.layouts, x.layouts))]
     yield from still or those

@@ -42,24 +42,24 @@ class Partition:
 
     @cached_property
     def row_block(self) -> int:
-        """The block size of the rows: a multiple of the number of parts of a block's rows."""
+        """The block size of the rows of C: a multiple of shares[0], so that layers can divide each block."""
         unit = self.pr * self.shares[0]
         return self.shares[0] * max(1, -(-self.m // unit))
 
     @cached_property
     def col_block(self) -> int:
-        """The block size of the columns: a multiple of the number of parts of a block's columns."""
+        """The block size of the columns of C: a multiple of shares[1], so that layers can divide each block."""
         unit = self.pc * self.shares[1]
         return self.shares[1] * max(1, -(-self.n // unit))
 
     @cached_property
     def block(self) -> int:
-        """The block size of the inner indices: cyclic over the layers, and in a layer over its rows and columns."""
+        """The block size of inner indices; blocks are cyclic over layers, and in a layer over grid rows or columns."""
         return max(1, -(-self.k // (self.layers * int(inner_blocks(self.pr, self.pc)))))
 
 
 def inner_blocks(pr: Any, pc: Any) -> Any:
-    """Return the number of inner blocks of a layer: a multiple of the longer side, and nearly one of the shorter."""
+    """Return the number of inner blocks of a layer: a multiple of its longer side, and nearly of its shorter side."""
     long, short = np.maximum(pr, pc), np.minimum(pr, pc)
     best, least = long, np.ceil(long / short) * short / long  # exact below 2^53
     for times in range(2, 9):
@@ -72,7 +72,7 @@ def inner_blocks(pr: Any, pc: Any) -> Any:
 
 
 def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return the number of parts into which c layers divide the rows of a block of C, so that rounding loses least.
+    """Return the number of parts into which c layers divide the rows of a block of C, with the least padding.
 
     In a tie, the layers divide the columns: sums are reduced a few rows at a time, of which each layer then has a part.
     """
@@ -93,7 +93,7 @@ def near_root(c: int) -> int:
 
 
 def divisor_like(total: int, most: int) -> np.ndarray:
-    """Return the values of total // x, cut off at `most`, ascending: numbers in between have no larger cofactor x."""
+    """Return the values v = total // x, cut off at `most`, ascending: each is the largest v with its total // v."""
     small = np.arange(1, isqrt(total) + 1)
     large = (total // small)[::-1]
     values = np.concatenate([small, large[int(large[0] == small[-1]) :]])  # both arrays may contain the root
@@ -135,7 +135,7 @@ class Priced(NamedTuple):
 
 @lru_cache(maxsize=64)
 def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
-    """Return the grids on which few ranks are idle, in the order of their words, with the work of a rank on each."""
+    """Return the grids on which few ranks are idle, in the order of the words that the busiest rank receives."""
     if m < n:  # the grids of C^T = B^T A^T
         seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
         return Priced(seen.grids[:, [1, 0, 2]], seen.work)

@@ -25,7 +25,7 @@ from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, si
 from pdgemm.schedules.schedule import Buffers, LineSchedule
 from pdgemm.support.remembered import remembered
 
-_PASSES = 2  # over the words that are added: an addition reads two vectors and writes one, and counts as two copies
+_PASSES = 2  # memory passes of an addition, which reads two vectors and writes one: it counts as two copies
 OPERATIONS = (
     "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "scatter", "all_to_all",
 )  # fmt: skip
@@ -41,7 +41,7 @@ class Collective(LineSchedule):
     counts : words of each part, >= 0: one part for each rank; with "all_to_all" one part for each pair of source and
         target, ordered by source.
     node   : a number for the node of each rank; empty where all ranks are on one node.
-    arrays : the number of vectors with these parts whose parts share messages.
+    arrays : the number of vectors that are cut into these parts; each message carries parts of all vectors.
     mover  : "ring": parts are sent.  "shared", by the algorithm "pairwise": parts are read in place, in memory that all
         ranks share, after signals; further signals say that the reads are complete.  Addends are added as a tree.
 
@@ -144,9 +144,9 @@ class Collective(LineSchedule):
         return {"vector": (self.words, self.dtype)}
 
     def lower_bounds(self) -> tuple[int, float]:
-        """Return lower bounds on the messages one after the other, and on the words that some rank sends or receives.
+        """Return lower bounds on the number of rounds of messages, and on the words that some rank sends or receives.
 
-        For vectors that are cut evenly, by algorithms that add and do not compress (Chan et al. 2007, table 2).
+        The bounds hold for evenly cut vectors and algorithms that add but do not compress (Chan et al. 2007, table 2).
         """
         p, n = len(self.ranks), self.words
         share = n * (p - 1) / p
@@ -160,7 +160,7 @@ class Collective(LineSchedule):
 
 
 class RankStep(NamedTuple):
-    """The messages of a rank in a step: by place of the other rank, the ranges (first, number) of parts, and words."""
+    """The messages of a rank in a step: the ranges (first, number) of parts, and the words, by place of the peer."""
 
     sent: dict[int, list[tuple[int, int]]]
     received: dict[int, list[tuple[int, int]]]
@@ -208,7 +208,7 @@ def register_collective(operation: str, name: str, algorithm: CollectiveAlgorith
 
 
 def algorithms(operation: str) -> dict[str, CollectiveAlgorithm]:
-    """Return the algorithms of an operation by name.  Raises ArgumentError."""
+    """Return the algorithms of an operation by name.  Raises ArgumentError for an unknown operation."""
     if operation not in _REGISTERED:
         raise ArgumentError(f"collective operations are {', '.join(OPERATIONS)}; got {operation!r}")
     return _REGISTERED[operation]
@@ -248,7 +248,7 @@ def _by_members(
 
 
 def _two_level_sums(collective: Collective) -> CollectiveSteps:
-    """Reduce-scatter on each node, all-reduce parts of the same number over the nodes, and all-gather on each node."""
+    """Reduce-scatter on each node, all-reduce each part over the nodes, and all-gather on each node."""
     groups = collective.groups
     cuts = np.linspace(0, groups.size, groups.shape[1] + 1).astype(int)
     yield from by.side_by_side(*(by.ring_reduce_scatter(group, cuts) for group in groups))
@@ -287,8 +287,8 @@ def _logarithmic(ranks: int) -> int:
 
 
 _TREE, _RING = "((x0 + x1) + (x2 + x3)) + ...", "part i: ((x_i+1 + x_i+2) + ...) + x_i"
-_HALVES = "of partners, as in a tree, from the farthest to the nearest"
-_PAIRS, _TWO_LEVELS = "part i: ((x_i + x_i-1) + x_i-2) + ...", "as of ring, on each node, and then over the nodes"
+_HALVES = "as in a tree, the farthest partners first, the nearest last"
+_PAIRS, _TWO_LEVELS = "part i: ((x_i + x_i-1) + x_i-2) + ...", "as by ring, on each node, and then over the nodes"
 for _operation, _name, *_algorithm in (
     ("all_reduce", "tree", _by_members(by.binomial_reduce, by.binomial_broadcast), _logarithmic, _TREE),
     ("all_reduce", "ring", _by_members(by.ring_reduce_scatter, by.ring_all_gather), _linear, _RING),

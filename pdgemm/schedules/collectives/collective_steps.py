@@ -86,13 +86,13 @@ def _owned(
 
 # ---------------------------------------------------------------- halving and doubling
 class _Folded:
-    """A power of two of active members; `extra` even members wait, represented by the odd members behind them."""
+    """A power of two of active members; of the first 2 `extra` members, odd ones also act for the one before them."""
 
     def __init__(self, members: np.ndarray, cuts: np.ndarray) -> None:
         self.members, self.size = members, 1 << (len(members).bit_length() - 1)
         self.extra = len(members) - self.size
         at = np.arange(self.size + 1)
-        starts = np.where(at < self.extra, 2 * at, at + self.extra)  # the first member that each represents
+        starts = np.where(at < self.extra, 2 * at, at + self.extra)  # the first member that each active one represents
         self.active = members[starts[:-1] + (at[:-1] < self.extra)]
         self.cuts = cuts[starts]
         self.even, self.odd = members[: 2 * self.extra : 2], members[1 : 2 * self.extra : 2]
@@ -108,7 +108,7 @@ class _Folded:
             yield CollectiveStep(self.odd, self.even, first, number)
 
     def halves(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the active members, their partners at `distance`, and the range of parts on the partner's side."""
+        """Return the active members, their partners at `distance`, and the range of parts that the partner will sum."""
         at = np.arange(self.size)
         partner = at ^ distance
         side = partner // distance * distance
@@ -118,7 +118,7 @@ class _Folded:
     def from_the_nearest(self) -> CollectiveSteps:
         """Yield the steps in which partners at distances 1, 2, 4, ... send each other the parts that the receiver sums.
 
-        These are the parts of the members whose places equal the partner's modulo twice the distance.
+        These are the parts of the members whose places equal the receiver's modulo twice the distance.
         """
         at = np.arange(self.size)
         for distance in powers_below(self.size):
@@ -130,7 +130,7 @@ class _Folded:
 
 
 def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send the partner half of the parts that are still summed here; this range halves in each step (Rabenseifner)."""
+    """Send the partner half of the parts that the sender still sums; these become half in each step (Rabenseifner)."""
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))
     for distance in powers_below(folded.size)[::-1]:
@@ -140,10 +140,10 @@ def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveS
 
 
 def nearest_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send the partner, the nearest first, the parts that it still sums; their number halves in each step.
+    """Send each partner, the nearest first, the parts that the partner still sums; their number halves in each step.
 
-    The sums are formed as in a binary tree over the members, so that twice as many members with half of the addends
-    each, summed in a tree as well, give the same bits.
+    The sums are formed as in a binary tree over the members.  Twice as many members, each with half of the addends,
+    give the same bits if each member sums its addends in a binary tree, too.
     """
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))
@@ -164,7 +164,7 @@ def nearest_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps
 
 
 def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """All-reduce by halving and doubling; members beyond a power of two send their vectors first, get the sum last."""
+    """All-reduce by halving and doubling; members beyond a power of two only send vectors first, and get sums last."""
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
     halves = [CollectiveStep(*folded.halves(distance), adds=True) for distance in powers_below(folded.size)[::-1]]
@@ -205,7 +205,7 @@ def binomial_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
 
 
 def binomial_broadcast(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Broadcast down the tree: the root sends half of the tree away, then both members a quarter away, and so on."""
+    """Broadcast down the tree: the root sends to the member half the tree away, then both send a quarter away, ..."""
     for child, parent in _edges(len(members))[::-1]:
         yield _all(members[parent], members[child], int(cuts[-1]))
 

@@ -69,7 +69,7 @@ class ToAllRanks(Schedule):
         return chain.from_iterable(stage.rounds() for stage in self.stages)
 
     def buffers(self, rank: int | None) -> Buffers:
-        return {}  # the numbers are the result
+        return {}  # none: the collectives overwrite the result
 
     def described(self, name: str) -> tuple[str, str]:
         return name, self.algorithm

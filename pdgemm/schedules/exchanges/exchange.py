@@ -35,7 +35,7 @@ def _worth_keeping(result: object) -> bool:
 
 
 class Block(NamedTuple):
-    """The rows times columns that one rank sends another; index maps from the local array to the message, or back.
+    """The rows times columns that a rank and a peer exchange: index maps from the local array to the message, or back.
 
     part : the number of the array that contains the block, for a rank with several arrays.
     """
@@ -109,8 +109,9 @@ class Redistribution(Schedule):
 
     @abstractmethod
     def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterable[Block]:
-        """Yield the blocks of Y (by_target) or of X on `rank`, one for each array that shares elements of the other.
+        """Yield the blocks of X on `rank`: one for each array of Y, of any rank, that has elements in common.
 
+        by_target : yield the blocks of Y on `rank` instead, one for each array of X.
         form : is applied to the maps of rows and of columns, which map indices of X to indices of Y.
         """
 
@@ -122,7 +123,7 @@ class Redistribution(Schedule):
 
     @remembered_if(_worth_keeping)
     def pulls(self, rank: int) -> list[Block]:
-        """Return all blocks of Y on `rank`, with maps from X to Y: first the local ones, then in `receives` order."""
+        """Return all blocks of Y on `rank`, with maps from X to Y: local ones first, others in `receives` order."""
         return self._received(rank, lambda x: x)
 
     @remembered_if(_worth_keeping)
@@ -146,7 +147,7 @@ class Redistribution(Schedule):
         return Traffic(sent[0], received[0], sent[1], received[1])
 
     def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
-        """Yield the tiles of a block, at most `words` elements (default: a message) each, in one order on all ranks."""
+        """Yield the tiles of a block, of at most `words` elements (default: a message), in one order for all ranks."""
         rows, cols = block.shape
         tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
         columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
@@ -236,7 +237,10 @@ class Exchange(Redistribution):
         return f"{self.source.distribution}, to {self.target.distribution}\n{self!r}"
 
     def _maps(self, axis: int, part: int, by_target: bool = False) -> Iterator[tuple[int, IndexMap]]:
-        """Yield the rows (axis 0) or columns (1) that a part of X (by_target: Y) shares with each part of the other."""
+        """Yield each part of Y with the map of the rows (axis 0) or columns (1) that it shares with `part` of X.
+
+        by_target : yield the parts of X that share rows or columns with `part` of Y.
+        """
         a, b = self.source.distribution, self.target.distribution
         return index_maps(*((a.cols, b.cols) if axis else (a.rows, b.rows)), part, by_target)
 
@@ -325,7 +329,7 @@ def plan_exchange(
     staged: bool = False,
     nccl: bool = False,
 ) -> Exchange:
-    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if one element fits."""
+    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if those of one word do."""
     one = Exchange(
         source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged, nccl
     )

@@ -107,7 +107,7 @@ def plan_rectangles(
     rectangles: tuple[tuple[Rectangle, ...], ...], layout: Layout, inward: bool, order: Order, device: str = "",
     staged: bool = False,
 ) -> RectangleExchange:  # fmt: skip
-    """Return an exchange whose messages fit in cache; on a device, where each costs launches, they are larger."""
+    """Return an exchange whose messages fit in cache; on a device they are larger, because each one costs launches."""
     rows, cols = layout.distribution.rows.largest, layout.distribution.cols.largest
     shapes = [x.shape for held in rectangles for x in held]
     largest = max((min(rows, r) * min(cols, c) for r, c in shapes), default=0)

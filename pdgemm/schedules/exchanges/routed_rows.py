@@ -1,4 +1,4 @@
-"""The messages that send rows of a matrix to the ranks that own the rows' groups, and back."""
+"""The messages that send rows of a matrix to the ranks that own the rows' groups (`pdgemm.grouped`), and back."""
 
 from __future__ import annotations
 

@@ -18,11 +18,12 @@ SMALLEST = 128  # columns of the tiles on the diagonal
 
 @dataclass(frozen=True)
 class BandSchedule(PanelSchedule):
-    """All ranks gather the rows of a panel below its diagonal block, and factor them into (I - V T V^H) R.
+    """The reduction of a Hermitian A to a band: each panel is gathered and factored on all ranks, and updates A.
 
-    Each rank multiplies its elements on and below the diagonal, and their mirror images above it, by its rows of V; the
-    sum of these products over all ranks, A V, is all-reduced.  Then each rank has W, and updates its elements on and
-    below the diagonal, A - V W^H - W V^H, without a message.
+    The panel below its diagonal block is factored into (I - V T V^H) R.  Each rank multiplies its elements on and below
+    the diagonal, and their mirror images above it, by its rows of V; the sum over all ranks, A V, is all-reduced.  Then
+    each rank computes W = X - V T^H V^H X/2, X = A V T, and updates its elements on and below the diagonal,
+    A - V W^H - W V^H, without a message.
 
     A is in square blocks of size `width`, which is also the number of diagonals that remain below the main one.
     Words per rank: n^2/2 in the panels and n^2 in the sums, on any number of ranks.
@@ -71,9 +72,9 @@ class BandSchedule(PanelSchedule):
 
 
 class OneSide(NamedTuple):
-    """The reflections of a panel from one side: of X = A, or of X = A^T, where the rows of a panel are columns of X.
+    """The reflections of a panel from the left, X = A, or from the right, X = A^T; the panel consists of columns of X.
 
-    start : the columns of X in the panel are factored from this row of X on.   reflectors : their number.
+    start : the first row of X that is factored.   reflectors : the number of reflectors.
     """
 
     panel: Panel
@@ -84,11 +85,12 @@ class OneSide(NamedTuple):
 
 @dataclass(frozen=True)
 class BidiagonalBandSchedule(PanelSchedule):
-    """Panels of columns and of rows in turn are all-gathered, factored, and reflect the trailing matrix.
+    """The reduction of A to an upper band: in turn, panels of columns and of rows are factored, and reflect the rest.
 
-    A panel of columns, from its diagonal block on, is (I - V T V^H) R.  The ranks of a grid column sum V^H A for their
-    columns, and subtract V T^H V^H A.  Then the transpose of the panel's rows, behind its diagonal block, is factored
-    in the same way; the ranks of a grid row sum V^H A^T for their rows, and subtract V T^H V^H A^T from A^T.
+    A panel of columns, from its diagonal block on, is all-gathered and factored into (I - V T V^H) R.  The ranks of a
+    grid column sum V^H A for their columns, and subtract V T^H V^H A.  Then the transpose of the panel's rows, behind
+    its diagonal block, is factored in the same way; the ranks of a grid row sum V^H A^T for their rows, and subtract
+    V T^H V^H A^T from A^T.
 
     A (m, n), m >= n, is in square blocks of size `width`, the number of diagonals that remain above the main one.
     Words per rank on Pr x Pc: m n - n^2/2 + n^2/2 in panels, and at most 2 (n^2/2)/Pc + 2 (m n - n^2/2)/Pr in sums.
@@ -112,7 +114,7 @@ class BidiagonalBandSchedule(PanelSchedule):
         return tuple(side for pair in both for side in pair if side.reflectors)
 
     def factored(self, side: OneSide) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the rows and the columns of A that are factored."""
+        """Return the ranges of rows and of columns of A that are factored for this side."""
         panel, whole = (side.panel.start, side.panel.stop), self.A.distribution.shape
         return (panel, (side.start, whole[1])) if side.transposed else ((side.start, whole[0]), panel)
 

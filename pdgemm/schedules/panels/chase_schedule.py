@@ -17,7 +17,7 @@ from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, gr
 from pdgemm.schedules.schedule import Buffers
 
 MOST_SWEEPS = 8  # in a group: more sweeps save messages, and fewer let the last rank start earlier
-_PASSES = 6  # over the elements of a block: two are reflected, one of them from both sides
+_PASSES = 6  # memory passes over a block in a task: two blocks are reflected, one of them from both sides
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Chase:
 
     @cached_property
     def cuts(self) -> list[int]:
-        """The first x of each rank, and the number of all x at the end; the first rank has x = 0."""
+        """The first x of each rank, which is 0 for the first rank; at the end, the number of all x."""
         number = -(-(self.tasks(0) + self.group - 1) // self.breadth)
-        sweeps = np.maximum(self.n - np.arange(number) * self.breadth * self.b, 1)  # approximate, with tasks there
+        sweeps = np.maximum(self.n - np.arange(number) * self.breadth * self.b, 1)  # sweeps with tasks at x, roughly
         wanted = np.arange(1, self.ranks) * sweeps.sum() / self.ranks
         inner = np.searchsorted(np.cumsum(sweeps) - sweeps / 2, wanted)
         return [0, *np.maximum(inner, min(1, number)).tolist(), number]
 
     def part(self, G: int, x: int) -> list[tuple[int, range]]:
-        """Return the sweeps of a tile that have tasks in it, and these tasks."""
+        """Return the tasks of a tile, as pairs of a sweep and its tasks in this tile."""
         tile, T = list[tuple[int, range]](), self.breadth
         for r in range(min(self.group, self.n - 1 - G * self.group)):
             s = G * self.group + r
@@ -91,7 +91,7 @@ class Chase:
                     yield G, x
 
     def neighbours(self, rank: int, x: int) -> tuple[int | None, int | None]:
-        """Return the ranks of the tiles x - 1 and x + 1; None for this rank, or if there is no such tile."""
+        """Return the ranks of the tiles x - 1 and x + 1; None if this is `rank` itself, or if there is no such tile."""
         before, behind = (bisect_right(self.cuts, at) - 1 for at in (x - 1, x + 1))
         return before if 0 <= before < rank else None, behind if rank < behind < self.ranks else None
 
@@ -110,7 +110,7 @@ class Chase:
 
 @dataclass(frozen=True)
 class ChaseSchedule(PanelSchedule):
-    """Ranks chase the bulges of their tiles; neighbours exchange the columns that both of them change.
+    """The bulge chase of a banded matrix: ranks carry out their tiles, and exchange columns that two neighbours change.
 
     A      : the layout of the banded matrix; all ranks have the whole band on entry.
     width  : the number of diagonals below the main one.

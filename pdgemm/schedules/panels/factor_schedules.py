@@ -21,15 +21,15 @@ from pdgemm.schedules.staircase import SQUARE, Tile
 
 SMALLEST = 128  # columns of the tiles on the diagonal of an update, where they are not square
 FEW = 64  # most blocks of columns of an update whose tiles are cached
-ON_DEVICE = 2048  # the same on a device, where a launch for each small tile takes longer than superfluous flops
+ON_DEVICE = 2048  # SMALLEST on a device, where a launch for each small tile takes longer than superfluous flops
 
 
 @dataclass(frozen=True)
 class CholeskySchedule(PanelSchedule):
     """A panel of L is formed from its diagonal block, is broadcast to all ranks, and updates the trailing triangle.
 
-    Rank (i, j) receives the panel's rows with the indices of its local rows along its grid row and, for the transposed
-    panel, the panel's rows with the indices of its local columns along its grid column.
+    Rank (i, j) receives two sets of rows of the panel: those with the indices of its local rows, along its grid row;
+    and, for the transposed panel, those with the indices of its local columns, along its grid column.
     """
 
     algorithm = "cholesky"
@@ -40,7 +40,7 @@ class CholeskySchedule(PanelSchedule):
         return self.real_flops * self.n**3 // 3
 
     def tiles(self, coords: tuple[int, int], start: int, stop: int) -> Iterable[Tile]:
-        """Return the tiles of an update of columns start to stop on a rank; a device forms no squares by herk."""
+        """Return the tiles of an update of columns start to stop on a rank; a device has no square tiles for herk."""
         how = (ON_DEVICE, 0) if self.device else (SMALLEST, SQUARE)
         where = self.rows, self.cols, coords, start, stop, *how
         return _few_tiles(*where) if (stop - start) <= FEW * self.cols.block else lower_tiles(*where)
@@ -87,8 +87,8 @@ def _few_tiles(*where: Any) -> tuple[Tile, ...]:
 class LUSchedule(PanelSchedule):
     """One rank gathers, factors and scatters a panel; L is broadcast along grid rows, rows of U along grid columns.
 
-    All rows that the pivots of a panel move from one rank to another are in one message.  They move at once in the
-    columns behind the panel, and at the end in the panels before it, where each row of L moves to its final place.
+    All rows that the pivots of a panel move from one rank to another are in one message.  In the columns right of the
+    panel they are moved in the panel's step; in the panels left of it at the end, each row of L to its final place.
 
     pivots : row t was exchanged with row pivots[t]; None: pivots are not known, and random rows stand for them.
     idle   : ranks without a position in the grid, which receive the pivots at the end.

@@ -37,9 +37,9 @@ class HouseholderSchedule(PanelSchedule):
 
     The owner gathers the panel from its grid column, and returns to each rank the rank's rows of V, with T beneath.  In
     this form the rank stores V and T in "reflectors", and broadcasts them along its grid row.  W = V^H A is all-reduced
-    over grid columns by the ranks with rows below the panel's start: each sums a slice of columns, multiplies it by T.
+    over grid columns by the ranks with rows below the panel's start; each sums a slice of W and multiplies it by T.
 
-    wants_q : Q (m, min(m, n)), in the layout of these columns of A, is formed by the same reflections in reverse.
+    wants_q : Q (m, min(m, n)), in the layout of these columns of A, is formed by the reflections in reverse order.
     columns : number of columns to eliminate; the others are reflected.  None: all min(m, n), which `wants_q` requires.
     """
 
@@ -133,7 +133,7 @@ class HouseholderSchedule(PanelSchedule):
             (w * widths[adds]).ravel(),
         )
         moves = self.direct(source, target, words) + self.direct(target, source, words)
-        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # the whole sum has been read
+        read = signals(source, target[:, None], self.A.dtype.itemsize, COLS)  # signals that the whole sum has been read
         return moves + [read] * self.shared
 
     @cached_property
@@ -198,7 +198,7 @@ class ReflectorsSchedule(PanelSchedule):
         return window_gathering(self.F, *self.factor(columns))
 
     def factor(self, columns: slice) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the rows and the columns of F that have reflectors of these columns."""
+        """Return the ranges of rows and of columns of F that hold the reflectors of these columns."""
         return (columns.start, self.F.distribution.rows.n), (columns.start, columns.stop)
 
     def rounds(self) -> Iterator[Round]:
@@ -217,12 +217,12 @@ class ReflectorsSchedule(PanelSchedule):
 
 @dataclass(frozen=True)
 class PivotedSchedule(HouseholderSchedule):
-    """Columns of the trailing matrix X are chosen in a sketch G X, exchanged along grid rows, and eliminated.
+    """QR with column pivoting: columns of the trailing matrix X are chosen in a sketch G X, exchanged, and eliminated.
 
-    The first rank has the sketch, chooses `width` columns, and broadcasts their numbers.  The owner of the diagonal
-    block orders these columns when it factors their panel, and broadcasts their order.  The first rank gathers the
-    panel's rows of R, and updates the sketch by them.  When a sketch is drawn, all ranks multiply their parts of X, and
-    the products are summed up on the first rank.
+    The first rank has the sketch, chooses `width` columns, and broadcasts their numbers; columns are exchanged along
+    grid rows.  The owner of the diagonal block orders the chosen columns when it factors their panel, and broadcasts
+    their order.  The first rank gathers the panel's rows of R, and updates the sketch by them.  When a sketch is drawn,
+    all ranks multiply their parts of X by a random G, and the products are summed up on the first rank.
 
     Each panel has `width` columns, the last one may have fewer; there is no look-ahead.
 
@@ -247,7 +247,7 @@ class PivotedSchedule(HouseholderSchedule):
         return [(self.steps[number].stop, self.n)]
 
     def chooses(self, number: int) -> bool:
-        """Return whether there is a panel of this number, and whether columns are left to choose from."""
+        """Are columns chosen for a panel: is there a panel of this number, and are there more columns than it takes?"""
         return number < len(self.steps) and self.steps[number].stop < self.n
 
     def moves(self, number: int) -> RowMoves:
@@ -266,7 +266,7 @@ class PivotedSchedule(HouseholderSchedule):
         return order
 
     def summing(self, panel: Panel) -> Collective:
-        """Return the sum of the products with the trailing matrix, which becomes the sketch, on the first rank."""
+        """Return the reduction of the products with the trailing matrix to the first rank: their sum is the sketch."""
         words = (self.width + self.more) * (self.n - panel.start)
         return Collective("reduce", "tree", self.ranks, self._first(words), self.A.dtype)
 

@@ -62,7 +62,7 @@ def is_balanced(layout: Layout, width: int) -> bool:
     """Do the ranks share the trailing matrices about evenly, in panels that are not much narrower than `width`?"""
     rows, cols = layout.distribution.rows, layout.distribution.cols
     (m, n), (pr, pc) = layout.distribution.shape, layout.distribution.grid_shape
-    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # as working copies
+    if pr * pc == 1 or min(m, n) <= width or layout.distribution.block == (width, width):  # as in working copies
         return True
     busiest = every = 0
     for start in range(0, min(m, n), max(1, min(m, n) // _SAMPLES)):
@@ -80,7 +80,8 @@ def lower_tiles(
     Ranges of columns are halved, where a block ends, until no element of a tile is above the diagonal, or until they
     have at most `smallest` columns: tiles below the diagonal are as large as possible, and tiles on the diagonal exceed
     the triangle by less than `smallest` columns.
-    most : square tiles of at most `most` columns, with the same rows and columns of A, may exceed it by one half.
+    most : a tile of at most `most` columns with equal row and column indices in A is not divided: half of it is
+        above the diagonal.
     """
     i, j = coords
     first, last = cols.below(start, j), cols.below(stop, j)
@@ -114,7 +115,7 @@ def lower_tiles(
 
 
 def _near(cols: BlockCyclic, j: int, c0: int, c1: int) -> int:
-    """Return the end of a block of columns near the middle of a range of local indices, or the middle of a block."""
+    """Return the end of a block nearest to the middle of local columns c0 to c1; the middle if no block ends inside."""
     mid = (c0 + c1) // 2
     start = int(cols.number(cols.to_global(mid, j))) * cols.block - cols.skip
     ends = [x for x in (cols.below(max(0, start), j), cols.below(min(cols.n, start + cols.block), j)) if c0 < x < c1]
@@ -164,7 +165,7 @@ class PanelSchedule(Schedule):
         return counts_of(self.cols.window(start, self.cols.n))
 
     def by_rank(self, x: np.ndarray) -> np.ndarray:
-        """Return a number for each rank, from one for each grid position."""
+        """Return an array of numbers by rank, from an array of numbers by grid position."""
         numbers = np.zeros(1 + max(self.A.rank_map), np.int64)
         numbers[grid_of(self.A)] = x
         return numbers
@@ -202,7 +203,7 @@ class PanelSchedule(Schedule):
         return moves + [signals(source, target[:, None], self.A.dtype.itemsize, COLS)] * self.shared
 
     def gathered(self, panel: Panel, back: bool = False, beneath: int = 0) -> list[Messages]:
-        """Return the messages of a panel in its grid column, with rows beneath it: to its owner, or back."""
+        """Return the messages that gather a panel on its owner, or send it back, each with `beneath` rows more."""
         owner, *others = grid_of(self.A)[self.members(panel), panel.col]
         words = (self.rows_from(panel.start)[self.members(panel)[1:]] + beneath) * panel.width
         here, there = np.full(len(others), owner), np.array(others, int)

@@ -24,10 +24,10 @@ NOTES = 2  # numbers appended to a partial sum: its product with v, and its elem
 class TridiagonalSchedule(PanelSchedule):
     """For each column, v is formed, A v is summed over the ranks, and w is formed; a panel updates A -= V W^H + W V^H.
 
-    All ranks have v, V and W.  The rows from a panel's start on are cut into one slice for each rank, which gets its
-    rows of the panel, sums its rows of A v, and forms its rows of w and of the next column: each number is computed by
-    one rank, so that all ranks have the same v.  For each column there are two exchanges among all ranks: partial sums
-    A v are scattered, and slices of w and of the next column are gathered.
+    All ranks have v, V and W.  The rows from a panel's start on are cut into slices, one for each rank.  In the rows of
+    its slice, a rank receives the panel, sums A v, and forms w and the next column: each number is computed by one
+    rank, so that all ranks have the same v.  For each column there are two exchanges among all ranks: partial sums A v
+    are scattered, and slices of w and of the next column are gathered.
 
     A is in square blocks from grid position (0, 0) on, and column-major.  The blocks have q classes, q = lcm(Pr, Pc):
     block x is of class x mod q.  A rank has all elements of some classes of rows in some classes of columns; where both
@@ -80,7 +80,7 @@ class TridiagonalSchedule(PanelSchedule):
         return segments
 
     def place(self, panel: Panel, index: int) -> int:
-        """Return the place of an index in a vector."""
+        """Return the place of an index in the vectors of a panel."""
         c = int(self.by_class.owner(index))
         return self.segments[panel][c].start + self.by_class.below(index, c) - self.by_class.below(panel.start, c)
 
@@ -90,7 +90,7 @@ class TridiagonalSchedule(PanelSchedule):
         return dict(zip(own, as_slices([*accumulate(map(self.by_class.count, own), initial=0)])))
 
     def pieces(self, panel: Panel, i: int, part: slice) -> list[tuple[slice, slice]]:
-        """Return the rows of grid row i in a part of a vector: runs of local rows, and their places."""
+        """Return the runs of local rows of grid row i in a part of a vector, and their places in it."""
         segments, pieces = self.segments[panel], []
         for c, local in self.local_classes(i, self.grid.shape[0]).items():
             start, stop = max(part.start, segments[c].start), min(part.stop, segments[c].stop)
@@ -109,7 +109,7 @@ class TridiagonalSchedule(PanelSchedule):
         return panel.width - (panel.stop == self.n)
 
     def notes(self, panel: Panel) -> list[slice]:
-        """Return the part of the buffer "sums" for each rank: its slice, and the notes on the whole sum."""
+        """Return the part of the buffer "sums" for each rank: its slice, and `NOTES` numbers of the whole sum."""
         sizes = [x.stop - x.start + NOTES for x in self.slices(panel)]
         return as_slices([*accumulate(sizes, initial=0)])
 

@@ -1,7 +1,7 @@
 """A binary tree over ranks as a value: triangles of k columns are reduced to the root, and results are sent down.
 
-Of six ranks, rank 0, the root, receives first from rank 1, then from rank 2, which has received from rank 3, and then
-from rank 4, which has received from rank 5.
+With six ranks, for example, the root, rank 0, receives first from rank 1, then from rank 2 (after 2 has received from
+3), and then from rank 4 (after 4 has received from 5).
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def packed_words(height: int, k: int) -> int:
 
 
 def heights(rows: Sequence[int], k: int) -> list[int]:
-    """Return the rows of the triangle that each rank sends to its parent: all rows of its subtree, at most k."""
+    """Return the number of rows of the triangle that each rank sends to its parent: those of its subtree, at most k."""
     ends = [at + (at & -at or len(rows)) for at in range(len(rows))]
     return [min(k, sum(rows[at:end])) for at, end in enumerate(ends)]
 
 
 @lru_cache(maxsize=64)
 def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
-    """Return the tree of TSQR: triangles R are reduced up; the final R, with the rows that form Q, is sent down.
+    """Return the tree of TSQR: triangles R are reduced up; the final R is sent down, with rows to form each part of Q.
 
     rows : the number of rows of the matrix on each rank, >= 0.
     """

@@ -37,7 +37,7 @@ class Arithmetic:
     def panel_dtype(self) -> np.dtype:
         """The type of panels that are passed to BLAS: int8 elements are multiplied as float32 on the host, exactly.
 
-        The BLAS of a device takes 16-bit elements and accumulates in float32, and int8 and accumulates in int32.
+        The BLAS of a device multiplies 16-bit elements with sums in float32, and int8 elements with sums in int32.
         """
         a, b, _ = self.types
         if self.integers_on_device:
@@ -52,7 +52,7 @@ class Arithmetic:
 
     @cached_property
     def integer(self) -> bool:
-        """Are products accumulated as integers, which BLAS does not add?"""
+        """Are products accumulated in an integer type, for which BLAS has no product?"""
         return self.accumulate not in dtypes.BLAS
 
     @cached_property
@@ -67,7 +67,7 @@ class Arithmetic:
 
     @cached_property
     def emulation(self) -> Emulation | None:
-        """How operands are cut into slices that BLAS multiplies exactly; None: BLAS multiplies whole numbers."""
+        """How operands are cut into slices that BLAS multiplies exactly; None: operands are not cut."""
         return EMULATIONS.get(self.compute)
 
     @cached_property
@@ -94,7 +94,7 @@ class Arithmetic:
         return changed or (operand.conjugated and not conjugates(operand.order, order))
 
     def held(self, rows: int, cols: int, order: str, dtype: np.dtype) -> int:
-        """Return the words of memory of an array that is not sent, whose rows a device aligns."""
+        """Return the words of memory of an array that is not sent; on a device its rows are aligned."""
         return aligned_words(rows, cols, order, dtype.itemsize) if self.device else rows * cols
 
     def update(self, words: int) -> tuple[int, np.dtype]:
@@ -120,7 +120,7 @@ class Arithmetic:
         corner = {"corner": (min(m * n, self.corner_side**2), self.accumulate)} if triangle else {}
         if self.emulation:
             return self._slice_buffers(self.emulation, m, n, k) | corner
-        exact = 2 * min(SLAB, m * n) if self.integer else 0  # the products, and as integers
+        exact = 2 * min(SLAB, m * n) if self.integer else 0  # float32 products, and the same as integers
         convert_a, convert_b = (x or self.converts(operand, order) for x, operand in zip(copied, (A, B)))
         if self.integers_on_device:
             m, n, k = map(padded, mnk)

@@ -24,8 +24,9 @@ from pdgemm.support.remembered import remembered
 class Cannon(Product):
     """C is stationary; A and B start skewed (`skewed_rank_maps`); A is shifted every step, B every Pc / Pr steps.
 
-    C is on a Pr x Pc grid where Pr divides Pc; C's row map is A's, C's column map is B's.  On a square grid A's
-    column map is B's row map, block-cyclic or not.  Otherwise both have the same block size, and at most Pc blocks.
+    C has the row distribution of A and the column distribution of B, on a Pr x Pc grid where Pr divides Pc.  On a
+    square grid, the columns of A are distributed as the rows of B, block-cyclic or not.  On other grids, both have the
+    same block size, and at most Pc blocks.
 
     mover : "shift": blocks are sent; a mover that reads: each rank copies its next block from its neighbour's memory.
     lookahead : with 1 or less, whole blocks are shifted; with more, blocks are shifted in panels, so that the first

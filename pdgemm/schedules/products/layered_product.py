@@ -66,7 +66,7 @@ class ReducedProduct(Product):
         return self.reduction.transfers(rank) if self.mnk[2] else []
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of partial sums that are written, then packed or read, and of the total, added to C."""
+        """Return the bytes of partial sums that are written, then packed or read, and of reduced sums, added to C."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
         return (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 
@@ -279,7 +279,7 @@ class Layered(ReducedProduct):
         return self.inside == "cannon"
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of the layer, and of the partial sums."""
+        """Return the bytes that are copied in the product of the rank's layer, and for the partial sums."""
         return self.layer(rank).copied(rank) + super().copied(rank)
 
     def _to_count(self, rank: int | None) -> list[Summa | Cannon]:

@@ -91,7 +91,7 @@ class Product(Schedule):
     triangle: TriangleName = field(default="", kw_only=True)
     on_grid: ClassVar[bool] = True  # False: the product runs on all ranks, without a process grid
     sums_follow: ClassVar[bool] = False  # are partial sums of C sent while the last panel is multiplied, not before?
-    staged_names: ClassVar[dict[str, str]] = {}  # the buffers on the host by which buffers of the product are staged
+    staged_names: ClassVar[dict[str, str]] = {}  # by buffer on the host: the buffer of the product that it stages
 
     @cached_property
     def mnk(self) -> tuple[int, int, int]:
@@ -104,7 +104,7 @@ class Product(Schedule):
 
     @property
     def collective(self) -> Collective:
-        """The collective if it is the only one: an all-gather of A or B, or a reduce-scatter of C; otherwise ""."""
+        """The only collective of the product: an all-gather of A or B, or a reduce-scatter of C; else ""."""
         return ""
 
     @cached_property
@@ -121,7 +121,7 @@ class Product(Schedule):
 
     @cached_property
     def formed(self) -> Triangle:
-        """The elements of their blocks of sums of C that ranks compute."""
+        """The elements that each rank computes of its block of C: all, or those in the triangle."""
         return Triangle(self.triangle, self.grid, self.A.distribution.rows, self.B.distribution.cols)
 
     @cached_property
@@ -150,9 +150,9 @@ class Product(Schedule):
         return self.panels
 
     def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the indices of A (of B) that ranks multiply: by part of its rows, and by part of its columns.
+        """Return the indices of A (or B) that ranks multiply: an array for each part of its rows, and of its columns.
 
-        Here each rank multiplies all inner indices.  A rank's inner indices ascend.
+        Here each rank multiplies all inner indices.  The inner indices of a rank are ascending.
         """
         (rows, cols), k = indices_of_parts(getattr(self, name)), np.arange(self.mnk[2])
         return (rows, [k] * len(cols)) if name == "A" else ([k] * len(rows), cols)
@@ -212,7 +212,7 @@ class Product(Schedule):
         if not self.staged or self.transport.shared:
             return {}
         buffers, (pr, pc) = self.buffers(rank), self.grid.shape
-        ranks = {"panels of A": pc, "panels of B": pr}  # among which these panels travel
+        ranks = {"panels of A": pc, "panels of B": pr}  # number of ranks among which these panels are sent
         return {
             name: (0 if ranks.get(staged) == 1 else buffers[staged][0], buffers[staged][1])
             for name, staged in self.staged_names.items()
@@ -246,7 +246,10 @@ class Product(Schedule):
         return {"sums": (sums, self.accumulate), "update": self.arithmetic.update(sums)}
 
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
-        """Return the width at which a panel fits in one message.   sides : words across a panel, and element type."""
+        """Return the largest width, at most `width`, at which panels fit in one message.
+
+        sides : for each kind of panel, the words across it and the element type.
+        """
         if self.transport.in_place or self.nothing_travels:
             return width
         longest = max(1, *(words * dtype.itemsize for words, dtype in sides))

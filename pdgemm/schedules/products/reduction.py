@@ -71,7 +71,7 @@ class Windows:
         return int((last_of_run - first_of_run + 1).sum()) - int(repeated)
 
     def most(self, rows: IndexMap) -> int:
-        """Return the most of `rows` in one window."""
+        """Return the largest number of `rows` in one window."""
         first, last = rows.source // self.high, (rows.source + rows.lengths - 1) // self.high
         if (last - first > 1).any():  # a run fills a window
             return self.high
@@ -214,7 +214,7 @@ class Reduction:
         return self.divided(rank).number
 
     def highest(self, rank: int | None) -> int:
-        """Return the most rows of a window; for rank None, of any rank."""
+        """Return the number of rows of the highest window of a rank's block; for rank None, of any block."""
         windows = self.divided(rank)
         if rank is not None or not windows.rows:
             return windows.highest
@@ -223,9 +223,9 @@ class Reduction:
         return min(windows.rows, windows.high + parts * (parts > 1))
 
     def owners(self, i: int, window: Window) -> list[int] | None:
-        """Return the place in its group of the owner of each range of a window; None if a range has several owners.
+        """Return the place in its group of the owner of each range of a window, or None.
 
-        Only for windows that take a share of each part of C's rows, of all columns.
+        None, unless each range has one owner: in windows of several ranges (`Shares`), with all columns of C.
         """
         cols, group = self.cols_to(0), self.group(i, 0)
         if len(window) < 2 or len(cols) > 1 or self.cols.parts > 1 or self.triangle:
@@ -273,7 +273,7 @@ class Reduction:
         """Return the traffic of a rank.   turns : the windows to count, which are consecutive.
 
         In each window, each rank of a group sends every other rank the partial sums of the other rank's part of C.
-        The cost depends on the number of runs of C's rows and, only for a triangle, on the number of windows.
+        The time of this function depends on the number of runs of C's rows and, only for a triangle, of windows.
         """
         at, others = self.at(rank), self.layers - 1
         first, end, _ = turns.indices(self.turns(rank))

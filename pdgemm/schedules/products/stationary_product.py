@@ -22,8 +22,8 @@ STAGED = {"staged B": "panels of B", "staged C": "sums"}
 class Stationary(Product):
     """A is stationary; panels of B are broadcast along grid columns, panels of C are reduced along grid rows.
 
-    A and C are on one grid, and C's row map is A's.  B is on the transposed grid: the rank at (i, j) holds part
-    (j, i) of B, whose row map is A's column map.  The columns of B and C may be distributed in any two ways.
+    A and C are on one grid, and have the same row distribution.  B is on the transposed grid: the rank at (i, j) holds
+    part (j, i) of B.  The rows of B are distributed as the columns of A; the columns of B, and of C, in any way.
 
     On a P x 1 grid this is an all-gather of B and a product, on a 1 x P grid a product and a reduce-scatter of C.
     """
@@ -56,7 +56,7 @@ class Stationary(Product):
 
     @property
     def first_panel_is_local(self) -> bool:
-        """Does each rank begin with local panels?  Only if no sums are sent: these need one order on all ranks."""
+        """Does each rank begin with local panels, or read all in place?  Sent sums need one order on all ranks."""
         return self.transport.in_place or (self.in_c and self.ahead > 1)
 
     @cached_property
@@ -148,7 +148,7 @@ class Stationary(Product):
         return m, min(n, self.widest), k
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of B that are packed to be sent, of partial sums of C, and of their total, added to C."""
+        """Return the bytes of B that are packed to be sent, of partial sums of C, and of reduced sums, added to C."""
         m_loc = self.A.local_shape(rank)[0]
         packed = self.B.local_bytes(rank) * (not self._lies)
         sums = 0 if self.in_c else m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize

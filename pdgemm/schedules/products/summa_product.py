@@ -31,7 +31,7 @@ from pdgemm.support.remembered import remembered
 
 BUNDLE = 128  # least width of a bundle if k and the plan's width allow it: BLAS is slow on thin panels
 CACHE_BYTES = 1 << 25  # bytes of C per rank above which bundles are twice as wide: each bundle reads and writes C
-_WORTH_COPYING = 1 << 32  # multiplications: a device takes some 50 microseconds more for them if rows are not aligned
+_WORTH_COPYING = 1 << 32  # a product of so many multiplications takes a device some 50 us more if rows are not aligned
 _BUNDLES = 8  # number of bundles if k is large: later bundles are sent while the first bundle is multiplied
 
 
@@ -53,7 +53,7 @@ def _most_alike(numbers: np.ndarray) -> int:
 class Summa(Product):
     """C is stationary; panels of A are broadcast along grid rows, panels of B along grid columns.
 
-    A, B and C are on one grid; C's row map is A's, C's column map is B's.
+    A, B and C are on one grid; C has the row distribution of A and the column distribution of B.
     """
 
     algorithm = "summa"
@@ -116,7 +116,7 @@ class Summa(Product):
 
     @cached_property
     def _apart(self) -> tuple[int, int]:
-        """The offsets of first bundles that share links least: of neighbours in a grid column, and in a grid row."""
+        """The offsets of first bundles between neighbours in a grid column, and in a grid row: few share a link."""
         (pr, pc), owners = self.C.distribution.grid_shape, [(x.steps[0].col, x.steps[0].row) for x in self.bundles]
         pairs = len(set(owners))
 

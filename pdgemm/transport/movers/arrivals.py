@@ -42,7 +42,7 @@ class Transfers:
         self.interrupted = False  # by KeyboardInterrupt, of which other ranks are not informed
 
     def used(self, recorder: Recorder) -> Transfers:
-        """Return this object, with `recorder` as the recorder of this run; each of its users calls this in each run."""
+        """Return this object, with `recorder` for a new run; each user of the object calls this method in each run."""
         if recorder is not self._recorder:
             self._recorder, self._coming = recorder, []  # an exception may have left groups in flight
         return self
@@ -56,7 +56,7 @@ class Transfers:
 
     @property
     def in_flight(self) -> bool:
-        """Are transfers tracked that have not been seen to arrive?"""
+        """Are any tracked transfers not yet known to be complete?"""
         return bool(self._coming)
 
     @property

@@ -55,7 +55,7 @@ class NcclShift(RingShift):
             recorder.traffic.received(x.size)
 
     def panel(self, number: int) -> Array:
-        """Return a panel of the block in use, which the products that follow wait for."""
+        """Return a panel of the block in use; the products that follow wait for its arrival."""
         panel = self._held[number]
         for arrival in panel.arriving:
             arrival.Wait()
@@ -64,7 +64,7 @@ class NcclShift(RingShift):
 
 
 def nccl_reduce(comm: MPI.Comm, panel: Array, root: int, slot: Any, recorder: Recorder) -> None:
-    """Enqueue the sum of the contiguous panels of all ranks into root's panel, complete when the slot is free."""
+    """Enqueue the sum of the contiguous panels of all ranks into root's panel; it is complete when the slot is free."""
     device, x = of(panel), flat(panel)
     assert device is not None
     recorder.order_copies_after_products()

@@ -45,10 +45,9 @@ def column_buffer(rows: int, order: str, width: int, buffer: np.ndarray) -> np.n
 
 
 def held_panel(rows: int, order: str, width: int, buffer: Array) -> Array:
-    """Return a view as `column_buffer` does, of a panel that is not sent.
+    """Return a view of the start of `buffer` as a panel that is not sent.
 
-    On a device its rows (columns, if "F") begin where they are multiplied fast, and may be further apart than they are
-    long.
+    On a device its rows (columns, if order is "F") are aligned for fast products, with gaps between them if necessary.
     """
     if of(buffer) is None:
         return column_buffer(rows, order, width, buffer)

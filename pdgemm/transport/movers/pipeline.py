@@ -70,8 +70,8 @@ class PanelRing:
     ) -> Iterator[tuple[Step, Slot]]:
         """Yield each step with its slot when its panels have arrived, with `lookahead` later steps in flight.
 
-        local : does this rank own all panels of a step?  With lookahead >= 2, a local step is yielded before each other
-            step, whose panels arrive meanwhile; the order depends only on the schedule.
+        local : does this rank own all panels of a step?  With lookahead >= 2, a local step is yielded before each step
+            with panels of other ranks, which arrive meanwhile; the order depends only on the schedule.
         """
         in_flight: deque[tuple[int, Step, Slot]] = deque()
         before = False  # was the last step multiplied before its turn?
@@ -229,7 +229,7 @@ class RingShift:
             to_staging(panel.host, flat(panel.array), self._recorder)
 
     def _receive(self, panel: BlockPanel, at: int, source: int, number: int) -> list[Arrival]:
-        """Start receiving a panel of the next block, `at` words behind its first; return the requests to wait for."""
+        """Start receiving a panel, `at` words behind the start of the next block; return the requests to wait for."""
         if not self._staged:
             return receive(self._comm, flat(panel.array), source, self._recorder, number)
         panel.host = self._staged[self._turn].cut(at, at + panel.array.size)

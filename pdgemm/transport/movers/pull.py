@@ -59,7 +59,7 @@ class PullShift(RingShift):
             cut = slice(start, start + shape[axis])
             block = self._near.block(source)
             return [self._copy(panel, block[:, cut] if axis else block[cut])]
-        there = self._near.buffers(source).reshape(len(self._buffers), -1)[self._at]  # all ranks advance alike
+        there = self._near.buffers(source).reshape(len(self._buffers), -1)[self._at]  # all ranks use the same slot
         theirs = column_buffer(shape[0], self._order, shape[1], there[at : at + words])
         ready = signal_from(self._comm, source, self._recorder, _ready(number))
         return [Then(_Copied(ready, partial(self._copy, panel, theirs)), partial(self._reply, source, number))]

@@ -66,7 +66,7 @@ class Sum:
         if self._empty:
             self._empty = False
         elif of(self._total):
-            with self._recorder.phase("pack"):  # not behind a product that has been started meanwhile
+            with self._recorder.phase("pack"):  # in the copy stream, not behind a product that was started meanwhile
                 _ADD(self._total, self._part)
             self._recorder.synchronize_copies()
         else:  # timed in the phase of the caller, which polls or waits
@@ -146,7 +146,7 @@ def reduce_scatter(
 def sums_of_others(
     comm: MPI.Comm, mine: Array, recorder: Recorder, arriving: Array, staged: Pinned | None, empty: bool = False
 ) -> list[Any]:
-    """Start adding the partial sums of the other ranks for this rank to `mine`, from the rank before this one on.
+    """Start adding to `mine` the other ranks' partial sums for this rank; the rank before this one is the first.
 
     Arguments as in `Sum` and `reduce_scatter`.   Returns arrivals to track; [] if `mine` is empty.
     """

@@ -65,7 +65,7 @@ def announce(comm: MPI.Comm, readers: Sequence[int], fence: Wait, slot: Any, rec
 
 
 def follow(comm: MPI.Comm, receiver: int, fence: Wait, slot: Any, recorder: Recorder) -> None:
-    """Wait for the ready message of the rank that holds a panel, and notify that rank when the panel has been read."""
+    """Make a slot wait for the signal of the rank that holds its panel; signal that rank after the panel was read."""
     tag = slot.tag
 
     def done() -> None:

@@ -108,7 +108,7 @@ def gathered_window(
 ) -> np.ndarray:
     """Return a window of a matrix on all ranks, in the buffer "reflectors" on the host.  Collective over the grid.
 
-    name, layout : the matrix's.   gathering : `window_gathering` of the window; it uses the buffer "gathered".
+    name, layout : of the matrix.   gathering : `window_gathering` of the window; it uses the buffer "gathered".
     rows, cols : (start, stop) of the window.   order : the memory order of the result.
     """
     ends, parts = gathering.offsets.tolist(), task.workspace["gathered"][: gathering.words]

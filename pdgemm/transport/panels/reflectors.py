@@ -69,7 +69,7 @@ class Reflectors:
             self._task.finish_products()  # V and T are sent from where a device computes them
 
     def travel(self, number: int, again: bool = False) -> None:
-        """Start to broadcast V and T along grid rows; the first time, first send them in the owner's grid column."""
+        """Start to broadcast V and T along grid rows; unless `again`, first send them in the owner's grid column."""
         panel, slot = self._plan.steps[number], self._slots[number % 2]
         if again:
             self.free(number)

@@ -55,7 +55,7 @@ class Swap:
         in place, its owner does not change it before this rank's next signal.
     traffic : the traffic of one call.   fence : orders reads and writes in place with signals.
 
-    A call costs about 2 us beyond the time of its messages: these are persistent requests of MPI.
+    A call costs only about 2 us beyond the time of its messages, because it uses persistent requests of MPI.
     """
 
     def __init__(
@@ -208,10 +208,10 @@ class Task(Generic[Planned]):
             self.transfers.poll()
 
     def swap(self, name: str, out: Mapping[int, slice], into: Mapping[int, slice], tag: int) -> Swap:
-        """Prepare an exchange among all ranks of the grid, each of which has a buffer of this name, a vector.
+        """Prepare an exchange among all ranks of the grid, between their buffers of this name, which are vectors.
 
-        out  : by rank, the part of this rank's buffer that is sent to it.   into : by rank, the part of its buffer that
-            this rank receives.  Both have all other ranks.
+        out  : by receiver, the part of this rank's buffer that is sent.   into : by sender, the part of the sender's
+            buffer that this rank receives.  Both contain all other ranks.
         If parts are sent, they are received in the buffer "{name} of others".
         """
         own, buffer, arrays = self.workspace[name], self.workspace[f"{name} of others"], dict[int, Array]()
@@ -286,7 +286,7 @@ class Task(Generic[Planned]):
             copies.Wait()
 
     def finish_products(self) -> None:
-        """Wait, on a device, for all products so far: other ranks read their results, or their operands change."""
+        """Wait, on a device, for all products so far: then others may read their results, or their operands change."""
         for wait in self.recorder.record_products(self.transfers.poll):
             wait()
 
@@ -299,11 +299,11 @@ class Task(Generic[Planned]):
         ring(self.comm(line), wire(x), root, slot, self.recorder)
 
     def transposition(self, panel: Panel) -> tuple[BlockCyclic, BlockCyclic, dict[int, IndexMap]]:
-        """Return the rows and columns behind a panel, and the map from each grid row's rows to this rank's columns."""
+        """Return the rows and columns behind a panel, and by grid row the map of its rows to this rank's columns."""
         A, (i, j) = self.schedule.A.distribution, self.grid.coords
         rows, cols = (x.window(panel.stop, x.n) for x in (A.rows, A.cols))
         maps = _maps(rows, cols, j)
-        return rows, cols, {r: maps[r] for r in sorted(maps, key=lambda r: r != i)}  # others wait for grid row i
+        return rows, cols, {r: maps[r] for r in sorted(maps, key=lambda r: r != i)}  # i first: others wait for it
 
 
 @lru_cache(maxsize=1 << 10)

@@ -174,7 +174,7 @@ def test_ranks_of_a_node_share_its_way_to_the_network() -> None:
 
 def test_long_simulations_are_refused_before_they_begin() -> None:
     product = product_of(100, 100, 10**8, 20_000, algorithm="inner")
-    with pytest.raises(ArgumentError, match="too many to walk through"):
+    with pytest.raises(ArgumentError, match="too many to simulate"):
         simulate(product, Machine(), 20_000)
 
 

@@ -28,15 +28,15 @@ def test_ordinary_machines_are_not_doubted(machine: Machine) -> None:
         ),
         (
             {"inter": {**GOOD.inter, "shift": Link(1e-8, 1e-10)}},
-            "shift between nodes: a message in 10 ns is sooner than any can arrive",
+            "shift between nodes: a latency of 10 ns is shorter than any memory's",
         ),
         ({"copy_bandwidth": 3e12}, "copy: 3000 GB/s is more than any memory has (2000)"),
         ({"first_touch_bandwidth": 2.5e12}, "first touch: 2500 GB/s is more than any memory has (2000)"),
         (
             {"gamma": {**GOOD.gamma, "float64": {8: 3e9, 32: 49e9, 512: 8.7e9}}},
-            "float64: 8.7 GFLOP/s at 512, but 49 GFLOP/s at 32: rates do not fall with the size",
+            "float64: 8.7 GFLOP/s at 512, but 49 GFLOP/s at 32: on an idle machine rates do not fall with the size",
         ),
-        ({"call_overhead": 0.0154}, "a call of a product takes 15 ms: its ranks wait for processors"),
+        ({"call_overhead": 0.0154}, "a call of a product takes 15 ms: its ranks compete for cores"),
     ],
 )
 def test_impossible_and_implausible_figures_are_reported(figures: dict[str, Any], told: str) -> None:
