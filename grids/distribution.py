@@ -317,3 +317,9 @@ class Distribution:
         skip = (self.rows.skip, self.cols.skip)
         first = f", the first of {self.rows.first} x {self.cols.first}" if skip != (0, 0) else ""
         return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{first}"
+
+
+def even_owners(sizes: Sequence[int], owners: int) -> np.ndarray:
+    """Return an owner for each size, ascending, such that the sums of sizes of the owners are about equal."""
+    middles = np.cumsum(sizes) - np.array(sizes) / 2
+    return np.minimum(middles * owners // max(1, sum(sizes)), owners - 1).astype(int)

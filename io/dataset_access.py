@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -142,23 +142,8 @@ def _together(part: np.ndarray, cols: int, itemsize: int, write: bool) -> Iterat
 
 # ------------------------------------------------------------------ HDF5
 def parallel_h5py() -> bool:
-    """Return whether h5py is built with MPI.  Raises FileError if h5py and mpi4py use different MPI libraries."""
-    if not h5py.get_config().mpi:
-        return False
-    libraries = loaded_mpi_libraries()
-    if len(libraries) > 1:  # opening a file would crash the process
-        raise FileError(
-            f"h5py and mpi4py use different MPI libraries ({', '.join(libraries)}): "
-            "set MPI4PY_LIBMPI to the one that h5py was built with"
-        )
-    return True
-
-
-def loaded_mpi_libraries() -> list[str]:
-    """Return the MPI libraries that this process has loaded."""
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "/libmpi" in line}
-    return sorted({os.path.realpath(p) for p in paths if Path(p).name.startswith(("libmpi.", "libmpich."))})
+    """Return whether h5py is built with MPI."""
+    return bool(h5py.get_config().mpi)
 
 
 @contextmanager
@@ -211,15 +196,10 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
     So an h5py without MPI can write compressed datasets.  Each transfer is collective: the other ranks send their
     rectangles to rank 0, which receives them one after the other, and holds one in memory besides its own.
     """
-    held = list[Any]()
+    put, stack = list[Transfer](), ExitStack()  # only on rank 0
 
     def opening() -> None:
-        file = h5py.File(path, "r+")
-        held.extend((file[name].id, file))
-
-    def put(row: int, col: int, part: np.ndarray) -> None:
-        if part.size:
-            held[0].write(h5py.h5s.create_simple(part.shape), _selected(held[0], row, col, part.shape), part)
+        put.append(stack.enter_context(opened_by_hdf5(path, name, MPI.COMM_SELF, collective=False, write=True)))
 
     def transfer(row: int, col: int, part: np.ndarray) -> None:
         with together(comm):  # a rank that lacks memory raises before another rank waits for it
@@ -237,21 +217,16 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
                 comm.Recv([some.reshape(-1).view(np.uint8), MPI.BYTE], source=rank)
             try:
                 if error is None:
-                    put(first, second, some)
+                    put[0](first, second, some)
             except Exception as bad:
                 error = file_error(path, bad)
         if error is not None:
             raise error
 
     on_root(comm, path, opening)
-    try:
+    with stack:
         yield transfer
-    except BaseException:
-        for each in held:
-            with suppress(Exception):
-                each.close()
-        raise
-    on_root(comm, path, lambda: [each.close() for each in held])  # a full disk may be reported only at closing
+        on_root(comm, path, stack.close)  # a full disk may be reported only at closing
 
 
 def _selected(dataset: Any, row: int, col: int, shape: tuple[int, ...]) -> Any:

@@ -109,7 +109,7 @@ def next_token(path: Path, overwrite: bool = False) -> Token:
     Damaged generations are skipped, as in `load_all`.  Without overwrite, ArgumentError is raised for a file that is
     not, or may not be, a generation.  The caller holds the lock of the file.
     """
-    last, there, bad = _last.get(os.path.realpath(path)), None, list[DamagedError]()
+    last, there = _last.get(os.path.realpath(path)), None
     for file in (x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected):
         try:
             there = inspect(file)
@@ -117,29 +117,19 @@ def next_token(path: Path, overwrite: bool = False) -> Token:
                 why = f"has datasets that pdgemm did not write, {', '.join(there.others)}"
                 check_replaced(path, not there.others, overwrite, why)
             break
-        except DamagedError as error:
-            if file == path and last is None and not _is_ours(path):
-                bad.append(error)
-            reject(file)
-        except OtherFileError as error:
-            if file != path:
+        except (DamagedError, OtherFileError) as error:
+            other = isinstance(error, OtherFileError)
+            if other and file != path:
                 raise
-            _check_replaced(path, error, overwrite)
-    if bad and there is None:  # the file may belong to any program
-        _rejected.discard(state(path))
-        _check_replaced(path, bad[0], overwrite)
+            if other or (file == path and last is None and not _is_ours(path)):  # it may belong to any program
+                check_replaced(path, False, overwrite, str(error).removeprefix(f"{path} "))
+            reject(file)
     if there is not None and last is not None and there.token.job not in (_myself, last.job):
         raise FileError(
             f"{path}: {there.process} has saved generation {there.token.generation} since this job was at "
             f"generation {last.generation}: the file was not replaced, and this job should end"
         )
     return Token(_myself, 1 + max([x.generation for x in (there and there.token, last) if x is not None], default=0))
-
-
-def _check_replaced(path: Path, error: FileError, overwrite: bool) -> None:
-    """Raise ArgumentError without overwrite; else record that the file is not a generation."""
-    check_replaced(path, False, overwrite, str(error).removeprefix(f"{path} "))
-    reject(path)
 
 
 def remember(path: Path, token: Token) -> None:
@@ -226,17 +216,15 @@ def check_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
             array = np.asarray(value)
         except ValueError:  # a list of rows of different lengths
             array = np.empty(0, object)
-        if isinstance(value, str) and "\0" not in value and array.nbytes <= _MOST:
-            checked[name] = str(value)
-        elif array.dtype.kind in "biufc" and array.nbytes <= _MOST and not isinstance(value, np.ma.MaskedArray):
-            checked[name] = value
-        else:
-            large = array.nbytes > _MOST
+        numbers, large = array.dtype.kind in "biufc" and not np.ma.isMaskedArray(value), array.nbytes > _MOST
+        valid = "\0" not in value if isinstance(value, str) else numbers
+        if large or not valid:
             what = f"{type(value).__name__} of {in_bytes(array.nbytes)}" if large else f"{value!r:.60}"
             raise ArgumentError(
                 f"attrs[{name!r}] is {what}; it must be a number, a string, or an array of numbers, of at most "
                 f"{in_bytes(_MOST)}"
             )
+        checked[name] = str(value) if isinstance(value, str) else value
     return checked
 
 
@@ -280,7 +268,7 @@ def _parsed(path: Path, file: h5py.File) -> Generation:
     if attrs.pop(_CONTENTS, None) != _hash(attrs, matrices):
         raise DamagedError(f"{path} is damaged: its attributes, or its matrices, are not those that were saved")
     token = Token(str(attrs[_JOB]), int(attrs[_GENERATION]))
-    plain = {name: _plain(value) for name, value in mine.items()}
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in mine.items()}
     return Generation(path, token, str(attrs.get(_NAME, "another process")), [x.name for x in matrices], plain, others)
 
 
@@ -309,13 +297,11 @@ def _hash(attrs: Mapping[str, Any], matrices: Iterable[Matrix]) -> str:
     return hashlib.blake2b(known.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype | None) -> bool:
-    """Return whether a file holds this dataset completely.  Raises OSError if the file cannot be read now."""
+def has(path: Path, name: str, shape: tuple[int, int], dtype: np.dtype) -> bool:
+    """Return whether a file holds this dataset, and is not truncated.  Raises OSError if it cannot be read now."""
     try:
-        with h5py.File(path, "r") as file:
-            there = file[name]
-            end = (there.id.get_offset() or 0) + there.nbytes
-            return (*there.shape, 1)[:2] == shape and dtype in (None, there.dtype) and end <= path.stat().st_size
+        with h5py.File(path, "r") as file:  # HDF5 compares the size of the file with the recorded one
+            return (*file[name].shape, 1)[:2] == shape and bool(file[name].dtype == dtype)
     except FileNotFoundError:
         return False
     except Exception as bad:
@@ -342,10 +328,3 @@ def is_there(generation: Generation) -> bool:
     with suppress(FileError):
         return inspect(generation.path).token == generation.token
     return False
-
-
-def _plain(value: Any) -> Any:
-    """Return the value of an attribute; an array without dimensions becomes a Python number."""
-    with suppress(AttributeError):
-        return value.item() if np.ndim(value) == 0 and not isinstance(value, str) else value
-    return value

@@ -33,15 +33,11 @@ from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import generations, pieces
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved
-from pdgemm.io.many_datasets import NewDatasets, checked_layouts, load_datasets
+from pdgemm.io.many_datasets import ManyDatasets, check_datasets, checked_layouts, create_datasets, load_datasets
 from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.pieces import Progress, as_column
 from pdgemm.io.source import source as source_of
-from pdgemm.io.stored import (
-    CHANGED,
-    check_names,
-    file_and_name,
-)
+from pdgemm.io.stored import CHANGED, check_names, file_and_name
 from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
@@ -230,19 +226,19 @@ def save_all(
         for (name, x), recorded in zip(matrices.items(), sums)
     ]
     with replacing(path, comm, total, last=lambda: generations.keep(path, keep)) as partial:
-        outputs = NewDatasets(partial, path, matrices, sums, comm)
 
         def create() -> tuple[generations.Token, list[int]]:
             token = generations.next_token(path, overwrite)
             generations.create(partial, token, saved, known)
-            return token, outputs.create()
+            return token, create_datasets(partial, matrices, sums)
 
-        token, outputs.offsets = on_root(comm, path, create)
+        token, offsets = on_root(comm, path, create)
+        outputs = ManyDatasets(partial, [*matrices.values()], offsets, comm)
         with timed("write", sum(x.stored.nbytes for x in matrices.values())), taking(None):
             outputs.write(notify)
             outputs.check_elements(path, sums)
         agree(comm, notify.error)
-        on_root(comm, path, outputs.check_held)
+        on_root(comm, path, lambda: check_datasets(partial, path, matrices, offsets))
         on_root(comm, path, lambda: generations.check_held(partial, token, matrices))
     on_root(comm, path, lambda: generations.trim(path, keep))
     generations.remember(path, token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -46,7 +46,7 @@ class ManyDatasets:
     """
 
     def __init__(self, file: Path, matrices: Sequence[DistMatrix], offsets: list[int], comm: MPI.Intracomm) -> None:
-        self._file, self._matrices, self.offsets, self._comm = file, matrices, offsets, comm
+        self._file, self._matrices, self._offsets, self._comm = file, matrices, offsets, comm
         self._parcels = pieces.parcels(self._matrices, comm.size)
         small = {number for parcel in self._parcels for number in parcel.numbers}
         self._large = [number for number, x in enumerate(self._matrices) if x.size and number not in small]
@@ -103,43 +103,33 @@ class ManyDatasets:
     def _opened(self, write: bool) -> Iterator[list[Transfer]]:
         """Open the file on all ranks; yield a transfer of each dataset.  Collective."""
         with dataset_access.all_by_mpi_io(self._file, self._comm, write) as transfer_of:
-            yield [transfer_of(at, x.shape[1], x.dtype) for at, x in zip(self.offsets, self._matrices)]
+            yield [transfer_of(at, x.shape[1], x.dtype) for at, x in zip(self._offsets, self._matrices)]
 
 
-class NewDatasets(ManyDatasets):
-    """Datasets in a file that still has a temporary name.
+def create_datasets(partial: Path, matrices: Mapping[str, DistMatrix], checksums: list[str]) -> list[int]:
+    """Create the datasets in a file that has none of them, and allocate their space; return their offsets.  Local."""
+    offsets = list[int]()
+    with h5py.File(partial, "r+") as file:
+        for (name, x), checksum in zip(matrices.items(), checksums):
+            dataset = file.create_dataset(name, x.shape, x.dtype, dcpl=contiguous())
+            write_attributes(dataset, attributes(x.grid, x.distribution, x.dtype, checksum))
+            offsets.append(dataset.id.get_offset() or 0)
+    with partial.open("rb+") as reserved:
+        reserve(reserved, partial.stat().st_size)
+    return offsets
 
-    matrices : by dataset name.   checksums : in the order of the matrices.
-    """
 
-    def __init__(
-        self, partial: Path, path: Path, matrices: Mapping[str, DistMatrix], checksums: list[str], comm: MPI.Intracomm
-    ) -> None:
-        super().__init__(partial, [*matrices.values()], [], comm)
-        self._path, self._names, self._checksums = path, [*matrices], checksums
-
-    def create(self) -> list[int]:
-        """Create the datasets in a file that has none of them and allocate their space; return the offsets.  Local."""
-        with h5py.File(self._file, "r+") as file:
-            for name, x, checksum in zip(self._names, self._matrices, self._checksums):
-                dataset = file.create_dataset(name, x.shape, x.dtype, dcpl=contiguous())
-                write_attributes(dataset, attributes(x.grid, x.distribution, x.dtype, checksum))
-                self.offsets.append(dataset.id.get_offset() or 0)
-        with self._file.open("rb+") as reserved:
-            reserve(reserved, self._file.stat().st_size)
-        return self.offsets
-
-    def check_held(self) -> None:
-        """Raise FileError if a dataset is not at its offset.  Local; the metadata are read back from the disk."""
-        ends = [(at, at + x.size * x.dtype.itemsize) for at, x in zip(self.offsets, self._matrices)]
-        to_disk(self._file, max(ends, key=lambda x: x[1] - x[0]))
-        try:
-            with h5py.File(self._file, "r") as file:
-                there = [h5py.h5d.open(file.id, name.encode()).get_offset() or 0 for name in self._names]
-        except Exception as bad:  # h5py raises many types for a damaged file
-            raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
-        if there != self.offsets or self._file.stat().st_size < max(ends)[1]:
-            raise FileError(f"{self._path}: {LOST}")
+def check_datasets(partial: Path, path: Path, matrices: Mapping[str, DistMatrix], offsets: list[int]) -> None:
+    """Raise FileError, which names `path`, if a dataset is not at its offset.  Local; the metadata are read back."""
+    ends = [(at, at + x.size * x.dtype.itemsize) for at, x in zip(offsets, matrices.values())]
+    to_disk(partial, max(ends, key=lambda x: x[1] - x[0]))
+    try:
+        with h5py.File(partial, "r") as file:
+            there = [h5py.h5d.open(file.id, name.encode()).get_offset() or 0 for name in matrices]
+    except Exception as bad:  # h5py raises many types for a damaged file
+        raise FileError(f"{path}: {LOST}: {' '.join(str(bad).split())}") from None
+    if there != offsets or partial.stat().st_size < max(ends)[1]:
+        raise FileError(f"{path}: {LOST}")
 
 
 def load_datasets(
@@ -152,27 +142,49 @@ def load_datasets(
     The file is opened once, and the ranks agree once on all layouts, types and checksums.  A matrix's report has a
     share of the total seconds in proportion to its bytes.  Raises the errors of `load`, for the first bad dataset.
     """
-    start, comm = perf_counter(), grid.comm
+    comm = grid.comm
     stored = on_root(comm, path, lambda: stored_datasets(path, names))
     stored = {name: x for name, x in stored.items() if x.offset is not None or 0 in x.shape}
     if not stored:
         return {}
     for name, dataset in stored.items():
         check_verifiable(dataset, f"{path}:{name}")
-    kinds = {name: (x.shape, x.dtype) for name, x in stored.items()}
-    matrices, wanted = allocated_in_layouts("hdf5.load_all", path, kinds, grid, layouts, STORED)
+
+    def check(there: list[DistMatrix]) -> None:
+        on_root(comm, path, lambda: check_unchanged(str(path), next(iter(stored.values()))))
+        for (name, dataset), computed in zip(stored.items(), checksums(comm, there)):  # the same on every rank
+            check_checksum(dataset, f"{path}:{name}", computed)
+
+    return read_datasets("hdf5.load_all", path, stored, grid, layouts, STORED, check)
+
+
+def read_datasets(
+    call: str,
+    path: Path,
+    stored: Mapping[str, Any],
+    grid: ProcessGrid,
+    layouts: Mapping[str, Mapping[str, Any]],
+    possible: tuple[np.dtype, ...],
+    check: Callable[[list[DistMatrix]], object],
+) -> dict[str, DistMatrix]:
+    """Read contiguous datasets of a file as matrices, by name, in the wanted layouts and types.  Collective.
+
+    call : the function that all ranks have called.   stored : the shape, dtype and offset of each dataset, by name.
+    possible : the types that matrices can have.
+    check : is called on all ranks with the matrices as they are in the file; raises on all ranks.
+    """
+    start, comm = perf_counter(), grid.comm
+    matrices, wanted = _allocated_in_layouts(call, path, stored, grid, layouts, possible)
     there = [x.T if x.order == "F" else x for x in matrices]
     with timed("read", sum(x.local.nbytes for x in matrices)), taking(None):
         ManyDatasets(path, there, [x.offset or 0 for x in stored.values()], comm).read()
-        on_root(comm, path, lambda: check_unchanged(str(path), next(iter(stored.values()))))
-    for (name, dataset), computed in zip(stored.items(), checksums(comm, there)):  # the same on every rank
-        check_checksum(dataset, f"{path}:{name}", computed)
+    check(there)
     with together(comm):
         loaded = {name: x.astype(dtype, copy=False) for name, x, dtype in zip(stored, matrices, wanted)}
     total, seconds = sum(x.nbytes for x in there), perf_counter() - start
     for (name, dataset), x in zip(stored.items(), there):
         what = (path, name), "mpi-io", (dataset.shape, dataset.dtype), x.nbytes, seconds * x.nbytes / max(1, total)
-        loaded[name].report = report_of_file("read", *what, dataset.checksum)
+        loaded[name].report = report_of_file("read", *what, getattr(dataset, "checksum", None))
     return loaded
 
 
@@ -188,19 +200,18 @@ def checked_layouts(layouts: Mapping[str, Mapping[str, Any]] | None) -> dict[str
     return wanted
 
 
-def allocated_in_layouts(
+def _allocated_in_layouts(
     call: str,
     path: Path,
-    stored: Mapping[str, tuple[tuple[int, int], np.dtype]],
+    stored: Mapping[str, Any],
     grid: ProcessGrid,
     layouts: Mapping[str, Mapping[str, Any]],
     possible: tuple[np.dtype, ...],
 ) -> tuple[list[DistMatrix], list[np.dtype]]:
     """Return a matrix for each dataset, of the dataset's type and in the wanted layout; and the wanted types.
 
-    call : the function that all ranks have called.   stored : shapes and types of the datasets.
-    possible : the types that matrices can have.
-    Matrices that are wanted transposed have arrays in Fortran order.  Collective over the grid.
+    Arguments are those of `read_datasets`.  Matrices that are wanted transposed have arrays in Fortran order.
+    Collective over the grid.
     """
     options = [{"block": None, "source": (0, 0), "dtype": None, **layouts.get(name, {})} for name in stored]
     places = [device_on(grid, each.get("device", HOST)) for each in options]
@@ -209,12 +220,12 @@ def allocated_in_layouts(
         arrays, wanted = list[tuple[Array, ProcessGrid, Distribution, Order]](), list[np.dtype]()
         with (agreement := together(grid.comm)) as arguments:
             arguments += [call, path]
-            for (name, (there, dtype)), each, device in zip(stored.items(), options, places):
-                wanted.append(dtype if each["dtype"] is None else element_type(each["dtype"]))
-                check_dtypes(f"{path}:{name}", dtype, wanted[-1], possible)
+            for (name, there), each, device in zip(stored.items(), options, places):
+                wanted.append(there.dtype if each["dtype"] is None else element_type(each["dtype"]))
+                check_dtypes(f"{path}:{name}", there.dtype, wanted[-1], possible)
                 order: Order = "F" if each.get("transpose") else "C"
-                shape = there[::-1] if order == "F" else there
-                local, layout = new_local(grid, shape, each["block"], each["source"], dtype, order, device)
+                shape = there.shape[::-1] if order == "F" else there.shape
+                local, layout = new_local(grid, shape, each["block"], each["source"], there.dtype, order, device)
                 arrays.append((local, grid, layout, order))
                 arguments += [name, layout, wanted[-1], order]
             agreement.flag = not all(is_readable(local, grid) for local, *_ in arrays)

@@ -72,23 +72,15 @@ class NewDataset:
         If the old file has other contents than this dataset, the file begins as a copy of it, which keeps references,
         links, user block and all else; HDF5 reuses the space of the deleted dataset.
         """
-        self._partial, path = partial, self._path
-        storage = {name: value for name, value in (storage or {}).items() if value and self._nbytes}
-        self._chunked = bool(storage)
-
-        def create() -> tuple[int, tuple[int, int]]:
-            if not check_target(path, self._name):
-                shutil.copyfile(path, partial)
-            return self._create(storage)
-
-        self._offset, self.unit = on_root(self._comm, path, create)
+        self._partial = partial
+        chunked = {name: value for name, value in (storage or {}).items() if value and self._nbytes}
+        self._chunked = bool(chunked)
+        self._offset, self.unit = on_root(self._comm, self._path, lambda: self._create(chunked))
 
     def reopen(self, partial: Path) -> None:
-        """Continue with the dataset in a file.  Raises FileError if its shape, type or storage differs."""
+        """Continue with the contiguous dataset in a file, which has the shape and the type of this one."""
         self._partial = partial
-        name, stored = self._name, on_root(self._comm, self._path, lambda: stored_dataset(self._partial, self._name))
-        if (stored.shape, stored.dtype) != (self._shape, self._dtype) or (stored.offset is None and self._nbytes):
-            raise FileError(f"{self._partial}:{name} is {stored.shape} {stored.dtype}, not {self._shape} {self._dtype}")
+        stored = on_root(self._comm, self._path, lambda: stored_dataset(partial, self._name))
         self._offset, self.unit = stored.offset or 0, stored.unit
 
     def opened(self, write: bool) -> AbstractContextManager[Transfer]:
@@ -134,7 +126,9 @@ class NewDataset:
     def _create(self, storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
         """Create the dataset on rank 0, and return its offset and its unit."""
         partial, name = self._partial, self._name
-        storage = storage if self._chunked else {"dcpl": contiguous()}
+        if not check_target(self._path, name):
+            shutil.copyfile(self._path, partial)
+        storage = storage or {"dcpl": contiguous()}
         with h5py.File(partial, "a") as file:
             if file.get(name, getlink=True):
                 del file[name]

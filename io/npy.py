@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +20,7 @@ from pdgemm.instrument.run_report import RunReport, report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import dataset_access, pieces
 from pdgemm.io.atomic import check_header, create_with_header, on_root, replacing
-from pdgemm.io.pieces import Progress, Transfer, as_column
+from pdgemm.io.pieces import Progress, as_column
 from pdgemm.io.source import source as source_of
 from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import HOST
@@ -123,23 +122,18 @@ def save(
     header = _header(A.shape[:ndim], A.dtype, order == "F" and ndim == 2)
     size = A.size * A.dtype.itemsize
     output = replacing(path, comm, len(header) + size, bool(overwrite), _MARK)
-    with timed("write", A.stored.nbytes), taking(None), output as partial:
-        on_root(comm, path, lambda: create_with_header(partial, header, size))
-
-        def opened(write: bool) -> AbstractContextManager[Transfer]:
-            return dataset_access.opened_by_mpi_io(
-                partial, len(header), stored.shape[1], stored.dtype, comm, write=write
-            )
-
+    with timed("write", A.stored.nbytes), taking(None), output as file:
+        on_root(comm, path, lambda: create_with_header(file, header, size))
+        array = file, len(header), stored.shape[1], stored.dtype, comm
         if size:
-            with opened(write=True) as transfer:
+            with dataset_access.opened_by_mpi_io(*array, write=True) as transfer:
                 pieces.write_pieces(stored, transfer, (1, 1), progress)
         if size and check:
-            with opened(write=False) as transfer:
+            with dataset_access.opened_by_mpi_io(*array) as transfer:
                 held = pieces.file_checksum(stored.shape, stored.dtype, transfer, (1, 1), comm)
             if held != checksum(stored):  # the same on every rank
                 raise FileError(f"{path}: {LOST}")
-        on_root(comm, path, lambda: check_header(path, partial, header, size))
+        on_root(comm, path, lambda: check_header(path, file, header, size))
     return report_of_file("wrote", (path, ""), "mpi-io", (A.shape[:ndim], A.dtype), size, perf_counter() - start)
 
 

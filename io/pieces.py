@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -16,10 +16,9 @@ from mpi4py import MPI
 from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DTypeError
-from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.distribution import BlockCyclic, Distribution, even_owners
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
-from pdgemm.local.arrays.arguments import as_range
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
@@ -32,8 +31,6 @@ INDICES = 1 << 17  # the most rows or columns of a piece, since a redistribution
 
 Progress = Callable[[int, int], object]
 Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column, elements); the array may be empty
-
-T = TypeVar("T")
 
 
 def as_column(matrix: Any, ndim: int, grid: ProcessGrid | None) -> tuple[DistMatrix, int]:
@@ -55,11 +52,6 @@ def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[
     safe = kind_rank(stored) <= kind_rank(wanted) if kind_rank(wanted) else np.can_cast(stored, wanted)
     if (stored.kind not in "biufc" and stored not in TYPE) or not safe:
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
-
-
-def part_of(shape: tuple[int, int], rows: Any, cols: Any) -> Rectangle:
-    """Return the part of a matrix of this shape that `rows` and `cols` select.  Raises ArgumentError."""
-    return Rectangle(as_range(rows, "rows", shape[0]), as_range(cols, "cols", shape[1]))
 
 
 def within(transfer: Transfer, part: Rectangle) -> Transfer:
@@ -151,14 +143,7 @@ def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
                 groups.append([])
                 most = [*more]
             groups[-1].append(number)
-    return [Parcel(group, _even([sizes[number] for number in group], ranks)) for group in groups if group]
-
-
-def _even(sizes: list[int], ranks: int) -> list[int]:
-    """Return a rank for each matrix size, ascending, such that the sums of sizes on the ranks are about equal."""
-    ends = np.cumsum(sizes)
-    middles = ends - np.array(sizes) / 2
-    return [min(int(ranks * middle / ends[-1]), ranks - 1) for middle in middles]
+    return [Parcel(x, even_owners([sizes[number] for number in x], ranks).tolist()) for x in groups if x]
 
 
 def whole_ones(matrices: Sequence[DistMatrix], parcel: Parcel, comm: MPI.Intracomm) -> dict[int, np.ndarray]:

@@ -17,12 +17,13 @@ from pdgemm.algorithms.protection import checksum
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.observer import Observer
 from pdgemm.instrument.run_report import report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import dataset_access, pieces
 from pdgemm.io.atomic import on_root
-from pdgemm.io.pieces import Progress, Transfer, check_dtypes, part_of, within
+from pdgemm.io.pieces import Progress, Transfer, check_dtypes, within
 from pdgemm.io.stored import (
     CHANGED,
     Stored,
@@ -32,6 +33,7 @@ from pdgemm.io.stored import (
     check_verifiable,
     stored_dataset,
 )
+from pdgemm.local.arrays.arguments import as_range
 from pdgemm.local.arrays.dtypes import STORED, TYPE, element_type
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
@@ -44,7 +46,6 @@ _HEADERS = dict.fromkeys([(2, 0), (3, 0)], npy_format.read_array_header_2_0) | {
     (1, 0): npy_format.read_array_header_1_0
 }
 
-_TURNED = {("N", "T"): "T", ("T", "T"): "N", ("N", "C"): "C", ("C", "C"): "N"}  # (op, letter of `turned`): the new op
 Region = tuple[tuple[int, int], tuple[int, int]]  # (first, one after the last) of the rows and of the columns
 
 
@@ -135,9 +136,9 @@ class Source(NamedTuple):
             return self
         if self.dtype.kind != "c":
             now, letter = ("T" if now == "C" else now), "T"
-        if (now, letter) not in _TURNED:
+        if now not in ("N", letter):
             raise LayoutError("a matrix in a file has no conjugate view: load it, or conjugate the other operand")
-        return self._replace(op=_TURNED[now, letter])
+        return self._replace(op=letter if now == "N" else "N")
 
     def again(self, grid: ProcessGrid) -> Source:
         """Inspect the dataset again, and return the source with its current properties.  Collective."""
@@ -161,7 +162,7 @@ class Source(NamedTuple):
         start, comm, stored, carried = perf_counter(), grid.comm, self.stored, self.dtype
         of_array = stored.shape[::-1] if self.by_columns else stored.shape
         with together(comm):
-            part = part_of(of_array, rows, cols)
+            part = Rectangle(as_range(rows, "rows", of_array[0]), as_range(cols, "cols", of_array[1]))
             whole = part.shape == of_array
             if verify:  # the checksum is that of the stored bits, without conversion
                 if not whole:
@@ -184,14 +185,9 @@ class Source(NamedTuple):
             check_checksum(stored, self.place, checksum.checksum(there))  # the same on every rank
         matrix = matrix.astype(self.dtype, copy=False)
         method = "mpio" if collective else "mpi-io" if self._contiguous else "independent"
-        what = (
-            method,
-            (of_array[: stored.ndim], stored.dtype),
-            part.size * stored.dtype.itemsize,
-            perf_counter() - start,
-            stored.checksum,
-        )
-        matrix.report = report_of_file("read", self.dataset, *what, None if whole else part)
+        array, nbytes = (of_array[: stored.ndim], stored.dtype), part.size * stored.dtype.itemsize
+        what = self.dataset, method, array, nbytes, perf_counter() - start, stored.checksum
+        matrix.report = report_of_file("read", *what, None if whole else part)
         return matrix
 
     def read_again(self, say: Observer, grid: ProcessGrid, block: Block | None, **layout: Any) -> DistMatrix:

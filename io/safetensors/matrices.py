@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from mpi4py import MPI
@@ -14,10 +13,9 @@ from mpi4py import MPI
 from pdgemm.algorithms.protection.checksum import checksums
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
-from pdgemm.instrument.run_report import report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io.atomic import on_root, replacing
-from pdgemm.io.many_datasets import ManyDatasets, allocated_in_layouts, checked_layouts
+from pdgemm.io.many_datasets import ManyDatasets, checked_layouts, read_datasets
 from pdgemm.io.safetensors.header import (
     CODE,
     DTYPE,
@@ -100,7 +98,7 @@ def load_all(
     A tensor of one dimension is a column, as in a .npy file; tensors of other numbers of dimensions are rejected.
     Raises FileError, ArgumentError, LayoutError, DTypeError or DeviceError on every rank.
     """
-    start, grid = perf_counter(), default_grid() if grid is None else grid
+    grid = default_grid() if grid is None else grid
     comm = communicator_of(grid)
     with together(comm) as description:
         path, options = Path(path), checked_layouts(layouts)
@@ -115,20 +113,12 @@ def load_all(
     tensors = {name: header.tensors[name] for name in wanted_names}
     if other := [f"{name} is {x}" for name, x in tensors.items() if len(x.shape) not in (1, 2)]:
         raise LayoutError(f"{path} has tensors that are neither matrices nor vectors: {'; '.join(other)}")
-    kinds = {name: ((x.shape[0], prod(x.shape[1:])), x.dtype) for name, x in tensors.items()}
-    matrices, wanted = allocated_in_layouts("safetensors.load_all", path, kinds, grid, options, tuple(TYPE))
-    there = [x.T if x.order == "F" else x for x in matrices]
-    total = sum(x.nbytes for x in tensors.values())
-    with timed("read", sum(x.stored.nbytes for x in matrices)), taking(None):
-        ManyDatasets(path, there, [x.offset for x in tensors.values()], comm).read()
+    stored = {name: x._replace(shape=(x.shape[0], prod(x.shape[1:]))) for name, x in tensors.items()}
+
+    def check(_: object) -> None:
         on_root(comm, path, lambda: check_state(path, header))
-    with together(comm):
-        loaded = {name: x.astype(kind, copy=False) for name, x, kind in zip(tensors, matrices, wanted)}
-    seconds = perf_counter() - start
-    for (name, x), array in zip(tensors.items(), kinds.values()):
-        share = seconds * x.nbytes / max(1, total)
-        loaded[name].report = report_of_file("read", (path, name), "mpi-io", array, x.nbytes, share)
-    return loaded
+
+    return read_datasets("safetensors.load_all", path, stored, grid, options, tuple(TYPE), check)
 
 
 @contextmanager

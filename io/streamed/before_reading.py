@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import MemoryLimitError, OutOfMemoryError
+from pdgemm.errors import OutOfMemoryError
 from pdgemm.gemm import plan
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
@@ -96,35 +96,25 @@ def check_operands_in_files(
     c : C on entry.   seed : for `verify`, which needs a copy of C; None: the product is not verified.
     options : options of `plan`.
     """
-    for once in [True] * (a.is_same(b) and a.dtype == b.dtype) + [False]:
-        outlines = Outlines(grid, block, device)
-        A, B = operands(a, b, outlines.of_source, once)
-        C = outlines.of_source(c) if c else None
-        if C is None and device == devices.HOST:
-            C = outlines.of("C", (A.shape[0], B.shape[1]), product(A.dtype, B.dtype))
-        try:
-            planned = plan(A, B, C, **options)
-        except MemoryLimitError:
-            if once:  # a view may need a redistribution, with a buffer, that a second matrix does not need
-                continue
-            raise
-        if seed is not None and C is not None:
-            sums: Any = {name: options.get(name) for name in ("accumulate_dtype", "compute_type")}
-            check_arguments(C, options["alpha"], A, B, options["beta"], C if c else None, seed=seed, **sums)
-        matrix_bytes = outlines.nbytes
-        if device == devices.HOST:
-            copy = matrix_bytes[-1] if seed is not None and c else 0
-            needed = sum(matrix_bytes) + copy + planned.extra_bytes(grid.comm.rank)
-        else:  # each matrix is read or written through host memory, one after the other
-            needed = max(matrix_bytes)
-        check_memory(
-            grid,
-            needed,
-            "A, B, C and the buffers of the product",
-            f", or multiply in parts ({typed('--memory', 'memory=')})",
-        )
-        return once, planned
-    raise AssertionError
+    once = a.is_same(b) and a.dtype == b.dtype
+    outlines = Outlines(grid, block, device)
+    A, B = operands(a, b, outlines.of_source, once)
+    C = outlines.of_source(c) if c else None
+    if C is None and device == devices.HOST:
+        C = outlines.of("C", (A.shape[0], B.shape[1]), product(A.dtype, B.dtype))
+    planned = plan(A, B, C, **options)
+    if seed is not None and C is not None:
+        sums: Any = {name: options.get(name) for name in ("accumulate_dtype", "compute_type")}
+        check_arguments(C, options["alpha"], A, B, options["beta"], C if c else None, seed=seed, **sums)
+    matrix_bytes = outlines.nbytes
+    if device == devices.HOST:
+        copy = matrix_bytes[-1] if seed is not None and c else 0
+        needed = sum(matrix_bytes) + copy + planned.extra_bytes(grid.comm.rank)
+    else:  # each matrix is read or written through host memory, one after the other
+        needed = max(matrix_bytes)
+    what, advice = "A, B, C and the buffers of the product", f", or multiply in parts ({typed('--memory', 'memory=')})"
+    check_memory(grid, needed, what, advice)
+    return once, planned
 
 
 def check_memory(grid: ProcessGrid, nbytes: int, what: str, advice: str = "") -> None:

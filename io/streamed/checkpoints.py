@@ -56,19 +56,21 @@ class When(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one product.  All methods are collective over the grid.
+    """The checkpoints of one product, and the dataset that becomes C.  All methods are collective over the grid.
 
+    when    : None: no checkpoints are saved.
     dataset : the dataset to which tiles are written.   left : the state that an earlier job left; None: the product
               began anew.
     total   : the checksum of the tiles that earlier jobs have written, as an integer, on rank 0; 0 on other ranks.
     saves, seconds : the number of checkpoints of this job, and the seconds that they took.
+    patience : seconds after a signal in which the job may finish a step and save.
     """
 
     def __init__(
         self,
         product: SavedProduct,
         place: OutputPlace,
-        when: When,
+        when: When | None,
         left: Left | None,
         dataset: NewDataset,
         description: dict[str, Any],
@@ -76,6 +78,7 @@ class Checkpoints:
         self._grid, self._comm, self._tiling, self._place = product.grid, product.grid.comm, product.tiling, place
         self._when, self._description, self._last = when, description, perf_counter()
         self.dataset, self.left, self.saves, self.seconds = dataset, left, 0, 0.0
+        self.patience = 0.0 if when is None else PATIENCE
         self.total = left.total if left is not None and self._comm.rank == 0 else 0
         self._share = left.share if left is not None else 0.0
         self._ending = 0
@@ -97,17 +100,18 @@ class Checkpoints:
 
         last : the step is the last of the product; save, because the later check of C may be interrupted.
         """
-        late = self._comm.rank == 0 and perf_counter() - self._last >= self._interval
+        if self._when is None:
+            return False
+        late = self._comm.rank == 0 and perf_counter() - self._last >= self._interval(self._when)
         reasons = np.array([late, signals.signal_received()], np.int64)
         self._comm.Allreduce(MPI.IN_PLACE, reasons, MPI.MAX)
         self._ending = int(reasons[1])
         return last or bool(reasons.any())
 
-    @property
-    def _interval(self) -> float:
-        if self._when.mtbf is None or not self.saves:
-            return self._when.every
-        return sqrt(2 * self._when.mtbf * self.seconds / self.saves)
+    def _interval(self, when: When) -> float:
+        if when.mtbf is None or not self.saves:
+            return when.every
+        return sqrt(2 * when.mtbf * self.seconds / self.saves)
 
     def save(self, done: int, sums: DistMatrix, written: np.ndarray) -> None:
         """Save the state of the product, and end the job if a signal was received.
@@ -137,15 +141,22 @@ class Checkpoints:
 
 @contextmanager
 def checkpoints(
-    product: SavedProduct, output: tuple[str, str], layout: Distribution, when: When
+    product: SavedProduct, output: tuple[str, str], layout: Distribution, when: When | None
 ) -> Iterator[Checkpoints]:
     """Resume the product of an earlier job, or begin a product; the block computes and completes C.
+
+    when : None: the product begins anew, and leaves nothing to later jobs.
 
     Collective; the block raises on all ranks or on none.  If it raises, the last checkpoint stays, unless C is wrong.
     Raises the errors of `look_for_unfinished`.
     """
     grid, comm, dtype, path = product.grid, product.grid.comm, product.stored, Path(output[0])
     place = on_root(comm, path, lambda: place_of(*output))
+    tiles = NewDataset(path, output[1], grid, layout, dtype, ndim=product.ndim)
+    if when is None:
+        with tiles.replacing():
+            yield Checkpoints(product, place, None, None, tiles, {})
+        return
     there = on_root(comm, path, place.tiles.exists)
     size = 0 if there else layout.shape[0] * layout.shape[1] * dtype.itemsize
 
@@ -156,7 +167,6 @@ def checkpoints(
         try:
             description = on_root(comm, path, lambda: description_of(place, product))
             left = look_for_unfinished(place, product, description)
-            tiles = NewDataset(path, output[1], grid, layout, dtype, ndim=product.ndim)
             if left is None:
                 on_root(comm, path, place.remove)
                 on_root(comm, path, lambda: files.UNFINISHED.add(place.tiles))

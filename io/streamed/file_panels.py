@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -23,22 +24,20 @@ from pdgemm.io.streamed.tiling import STAGED, PanelShape, Range, TileStep
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 
-
-class _AtOnce(Executor):
-    """An executor that calls each function at once, in the thread of the caller."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except Exception as bad:
-            done.set_exception(bad)
-        return done
+Start = Callable[..., Callable[[], Any]]  # called with a function and its arguments: see `worker`
 
 
-def worker() -> Executor:
-    """Return an executor for transfers: a thread, or the caller's thread where two threads cannot call MPI."""
-    return ThreadPoolExecutor(1) if MPI.Query_thread() == MPI.THREAD_MULTIPLE else _AtOnce()
+@contextmanager
+def worker() -> Iterator[Start]:
+    """Yield a function that starts a transfer, and returns the function that waits for it and returns its result.
+
+    The transfer runs in a thread, or in the wait for it where two threads cannot call MPI.
+    """
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        yield partial
+        return
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda *work: thread.submit(*work).result
 
 
 class Panels:
@@ -54,7 +53,7 @@ class Panels:
         transfer: Transfer,
         grid: ProcessGrid,
         shape: PanelShape,
-        reader: Executor,
+        reader: Start,
         sums: ReadSums,
     ) -> None:
         self._source, self._transfer, self._reader, self._sums = source, transfer, reader, sums
@@ -63,31 +62,27 @@ class Panels:
             DistMatrix.empty(shape.shape, grid=grid, block=shape.block, dtype=source.dtype, order=order)
             for _ in range(min(2, max(1, shape.loads)))
         ]
-        self._panel, self._coming = self._buffers[-1], self._buffers[-1]
-        self._reading: Future[tuple[int, np.ndarray]] | None = None
-        self._region: Region = (0, 0), (0, 0)
+        self._panel = self._buffers[-1]
+        self._reading: tuple[Region, DistMatrix, Callable[[], tuple[int, np.ndarray]]] | None = None
         self.nbytes, self.wait = 0, 0.0
 
     def begin(self, rows: Range, cols: Range) -> None:
         """Begin to read op(X)[rows, cols] into the buffer that is not in use."""
         self._buffers.reverse()
-        self._coming = there = self._buffers[-1][: rows[1] - rows[0], : cols[1] - cols[0]]
-        self._region, start = (rows, cols), (rows[0], cols[0])
-        if self._source.transposed:
-            there, start = there.T, start[::-1]
-        self._reading = self._reader.submit(
-            transfer_and_sum, self._transfer, there, start, self._source.stored.dtype.itemsize
-        )
+        panel, start = self._buffers[-1][: rows[1] - rows[0], : cols[1] - cols[0]], (rows[0], cols[0])
+        there = (panel.T, start[::-1]) if self._source.transposed else (panel, start)
+        itemsize = self._source.stored.dtype.itemsize
+        self._reading = (rows, cols), panel, self._reader(transfer_and_sum, self._transfer, *there, itemsize)
 
     def end(self) -> None:
         """Wait for the read that was begun, if any.  Local; raises the errors of reading."""
         if self._reading is not None:
-            start = perf_counter()
-            nbytes, total = self._reading.result()
+            start, (region, self._panel, result) = perf_counter(), self._reading
+            nbytes, total = result()
             self.nbytes += nbytes
             self.wait += perf_counter() - start
-            self._panel, self._reading = self._coming, None
-            self._sums.add(self._region, total)
+            self._reading = None
+            self._sums.add(region, total)
 
     def panel(self, rows: int, cols: int) -> DistMatrix:
         """Return the first rows and columns of the panel that was read last."""
@@ -152,20 +147,20 @@ class TileWriter:
     bytes_read, read_wait : bytes that this rank read, and seconds that it waited for them, over all operands.
     """
 
-    def __init__(self, transfer: Transfer, dtype: np.dtype, writer: Executor) -> None:
+    def __init__(self, transfer: Transfer, dtype: np.dtype, writer: Start) -> None:
         self._transfer, self._dtype, self._writer = transfer, dtype, writer
-        self._writing: dict[int, Future[tuple[int, np.ndarray, float]]] = {}
+        self._writing: dict[int, Callable[[], tuple[int, np.ndarray, float]]] = {}
         self.total, self.nbytes, self.wait, self.seconds = zero(), 0, 0.0, 0.0
         self.bytes_read, self.read_wait, self.checks = 0, 0.0, list[CheckReport]()
 
     def begin(self, number: int, slab: DistMatrix, start: tuple[int, int]) -> None:
-        self._writing[number] = self._writer.submit(self._written, slab, start)
+        self._writing[number] = self._writer(self._written, slab, start)
 
     def end(self, number: int) -> None:
         """Wait until this slab is written, so that its memory can be used again.  Raises the errors of writing."""
         if number in self._writing:
             start = perf_counter()
-            nbytes, total, seconds = self._writing.pop(number).result()
+            nbytes, total, seconds = self._writing.pop(number)()
             self.nbytes += nbytes
             self.total += total
             self.seconds += seconds

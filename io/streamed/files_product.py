@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -23,10 +22,9 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.io import pieces
-from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.pieces import Progress, Transfer
 from pdgemm.io.source import ReadSums, Source, ndim_of_product, source
-from pdgemm.io.streamed.checkpoints import PATIENCE, Checkpoints, When, WrongResult, checkpoints
+from pdgemm.io.streamed.checkpoints import Checkpoints, When, WrongResult, checkpoints
 from pdgemm.io.streamed.file_panels import Panels, TileWriter, loaded_steps, opened_panels, transfer_and_sum, worker
 from pdgemm.io.streamed.tiling import Operand, TileStep, Tiling
 from pdgemm.io.streamed.tiling_choice import fits_in, fitting, most_memory
@@ -66,6 +64,7 @@ class FilesProduct:
     accumulate_dtype, options : as in `pdgemm`, which multiplies panels; memory_limit bounds its buffers.
 
     shape  : shape of C.   stored : type of C in its file.   tiling : the order of reads and writes.
+    ndim, inputs, problem : see `SavedProduct`.
     Raises MemoryLimitError, which says how many bytes are needed, LayoutError or DTypeError on all ranks.
     """
 
@@ -100,6 +99,10 @@ class FilesProduct:
             whole = Tiling(mnk, grid.shape, operand_of(a), operand_of(b), *of_c, protect=self._protect)
             self.tiling: Tiling = fitting(whole, memory, most_flops)
             description += ["a product in tiles", self.tiling, self.alpha, self.beta, accumulate_dtype]
+        self.ndim, self.inputs = ndim_of_product(b, entry), [x for x in (a, b, entry) if x is not None]
+        ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
+        others = {"sums": str(self.held), "compute_type": str(self._options.compute_type)}
+        self.problem = {"alpha": str(self.alpha), "beta": str(self.beta), **ops, **others}
 
     def run(
         self,
@@ -126,9 +129,10 @@ class FilesProduct:
             description += ["a product in tiles", *output, seed]
         layout = Distribution.over(self.grid.shape, tiling.mnk[:2], tiling.blocks[:2])
         residual, wrote = None, None
-        with suppress(WrongResult), self._kept(output, layout, when) as (dataset, kept):
-            begun(None if kept is None else kept.left)
-            out = self._written(dataset, kept, GuardedCallback(progress))
+        with suppress(WrongResult), checkpoints(self, output, layout, when) as kept:
+            dataset = kept.dataset
+            begun(kept.left)
+            out = self._written(kept, GuardedCallback(progress))
             dataset.complete(checksum.text(self.grid.comm, out.total), check=True)
             seconds = perf_counter() - start
             if seed is not None:
@@ -138,35 +142,7 @@ class FilesProduct:
             wrote = dataset.report(self.grid.comm.allreduce(out.seconds, MPI.MAX))
         return FilesResult(self._report(out, seconds, kept), residual, wrote)
 
-    @contextmanager
-    def _kept(
-        self, output: tuple[str, str], layout: Distribution, when: When | None
-    ) -> Iterator[tuple[NewDataset, Checkpoints | None]]:
-        """Create the dataset of C, or continue with the dataset of an earlier job."""
-        if when is None:
-            dataset = NewDataset(Path(output[0]), output[1], self.grid, layout, self.stored, ndim=self.ndim)
-            with dataset.replacing():
-                yield dataset, None
-        else:
-            with checkpoints(self, output, layout, when) as kept:
-                yield kept.dataset, kept
-
     # ------------------------------------------------------------------ an earlier job
-    @property
-    def ndim(self) -> int:
-        return ndim_of_product(self.b, self.entry)
-
-    @property
-    def inputs(self) -> list[Source]:
-        return [x for x in (self.a, self.b, self.entry) if x is not None]
-
-    @property
-    def problem(self) -> dict[str, str]:
-        """The properties that identify this product, as text, by their names in messages."""
-        scalars = {"alpha": str(self.alpha), "beta": str(self.beta)}
-        ops = {f"op({x.what})": f"{x.op}, {x.shape[0]} x {x.shape[1]} {x.dtype}" for x in self.inputs}
-        return {**scalars, **ops, "sums": f"{self.held}", "compute_type": f"{self._options.compute_type}"}
-
     def go_on(self, left: Left) -> bool:
         """If the tiling of an earlier job fits the memory, use it and skip the steps done; return whether it fits."""
         a, b = (operand_of(x)._replace(unit=unit) for x, unit in zip((self.a, self.b), left.units))
@@ -196,7 +172,7 @@ class FilesProduct:
         a, b, *entry = (x.again(self.grid) for x in self.inputs)
         return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
 
-    def _written(self, dataset: NewDataset, kept: Checkpoints | None, notify: GuardedCallback) -> TileWriter:
+    def _written(self, kept: Checkpoints, notify: GuardedCallback) -> TileWriter:
         """Compute and write all tiles; return the writer with its counts.  Tile and panels are freed at the end."""
         tiling, grid, comm = self.tiling, self.grid, self.grid.comm
         (rows, cols, inner), adds = tiling.largest, tiling.counts[2] > 1 or self.entry is not None
@@ -205,21 +181,21 @@ class FilesProduct:
         with ExitStack() as stack:
             sums = ReadSums(self.entry.place, self.held) if self.entry else None
             entry = (stack.enter_context(self.entry.opened_alone(grid, sums)), sums) if self.entry and sums else None
-            stack.enter_context(signals.patience(0 if kept is None else PATIENCE))
-            write = stack.enter_context(dataset.opened_alone(write=True))
+            stack.enter_context(signals.patience(kept.patience))
+            write = stack.enter_context(kept.dataset.opened_alone(write=True))
             writer = stack.enter_context(worker())
             a, b = stack.enter_context(opened_panels(grid, *zip((self.a, self.b), tiling.panels)))
             assert a and b
             tile = DistMatrix.empty((rows, cols), grid=grid, block=tiling.blocks[:2], dtype=self.held)
             plan(a.panel(rows, inner), b.panel(inner, cols), tile, beta=int(adds), **options)  # errors of products
             out = TileWriter(write, self.stored, writer)
-            if kept is not None and (current := tiling.current) is not None:
+            if (current := tiling.current) is not None:
                 (r0, r1), (c0, c1) = current.rows, current.cols
                 out.bytes_read += kept.load_sums(tile[: r1 - r0, : c1 - c0])
             for number, step in enumerate(loaded_steps(comm, tiling.steps(), a, b), 1):
                 self._multiply(step, a, b, tile, entry, out, options)
                 notify(number, tiling.count)
-                if kept is not None and kept.due(number == tiling.count):
+                if kept.due(number == tiling.count):
                     with together(comm):
                         out.end_all()
                     (r0, r1), (c0, c1) = step.rows, step.cols
@@ -229,8 +205,7 @@ class FilesProduct:
                 out.end_all()
         agree(comm, notify.error)
         out.bytes_read, out.read_wait = out.bytes_read + a.nbytes + b.nbytes, a.wait + b.wait
-        if kept is not None:
-            out.total[:] = (int(out.total[0]) + kept.total) % 2**64
+        out.total[:] = (int(out.total[0]) + kept.total) % 2**64
         return out
 
     def _multiply(
@@ -270,7 +245,7 @@ class FilesProduct:
             if step.last:
                 out.begin(slab, C[rows, :], (r0 + rows.start, c0))
 
-    def _report(self, out: TileWriter, seconds: float, kept: Checkpoints | None) -> RunReport:
+    def _report(self, out: TileWriter, seconds: float, kept: Checkpoints) -> RunReport:
         """Return the report of the product: sums of bytes and maxima of times over all ranks.  Collective."""
         (m, n), k = self.shape, self.a.shape[1]
         return report_of_tiles(
@@ -280,8 +255,8 @@ class FilesProduct:
             {"seconds": seconds, "read_wait": out.read_wait, "write_wait": out.wait},
             plan=self.plan,
             flops=gemm_flops(*self.tiling.mnk, self.stored.kind == "c"),
-            saves=0 if kept is None else kept.saves,
-            save_seconds=0.0 if kept is None else kept.seconds,
+            saves=kept.saves,
+            save_seconds=kept.seconds,
             checks=all_checks(out.checks),
         )
 

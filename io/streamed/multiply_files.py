@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,8 +177,8 @@ class _Work(NamedTuple):
     def in_parts(self, memory: int | None, checkpoint: float | None, mtbf: float | None) -> FilesResult:
         """Multiply and store in parts, with at most `memory` bytes per rank, and with checkpoints."""
         when = None if checkpoint is None else When(checkpoint, mtbf)
-        steps = {} if when is None else {"most_flops": MOST_FLOPS}
-        files = FilesProduct(self.grid, self.alpha, self.a, self.b, self.beta, self.c, memory, **steps, **self.options)
+        operands, most = (self.a, self.b, self.beta, self.c), inf if when is None else MOST_FLOPS
+        files = FilesProduct(self.grid, self.alpha, *operands, memory, most_flops=most, **self.options)
         check_memory(
             self.grid,
             files.tiling.most_bytes,

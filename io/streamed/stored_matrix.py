@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
-from math import prod
 from time import perf_counter
 from typing import Any, Self
 
@@ -14,7 +12,7 @@ import numpy as np
 from pdgemm.algorithms.product_options import ProductOptions
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.gemm import pdgemm
-from pdgemm.grids.distribution import Block
+from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.check_report import CheckReport, all_checks
 from pdgemm.io.source import Source
@@ -70,23 +68,16 @@ class StoredMatrix:
     @property
     def T(self) -> Self:
         """The transpose, a view.  A.H.T of complex elements raises LayoutError."""
-        return self._turned("T")
+        return type(self)(self.grid, self.source.turned("T"))
 
     @property
     def H(self) -> Self:
         """The conjugate transpose, a view.  A.T.H of complex elements raises LayoutError."""
-        return self._turned("C")
-
-    def _turned(self, letter: str) -> Self:
-        turned = copy(self)
-        turned.source = self.source.turned(letter)
-        return turned
+        return type(self)(self.grid, self.source.turned("C"))
 
     def planned_on(self, grid: ProcessGrid) -> Self:
         """Return the matrix on a grid on which a program is planned: nothing is read."""
-        planned = copy(self)
-        planned.grid = grid
-        return planned
+        return type(self)(grid, self.source)
 
     def load(self, block: Block | None = None, **more: Any) -> DistMatrix:
         """Return the matrix as a DistMatrix.  Collective over the grid; arguments as in `hdf5.load` or `npy.load`."""
@@ -158,8 +149,6 @@ class StoredMatrix:
         start, grid = perf_counter(), next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
         comm = communicator_of(grid)
         with together(comm) as description:
-            if isinstance(alpha, StoredMatrix):
-                raise DTypeError("alpha must be a number, got StoredMatrix; the arguments are pdgemm(alpha, A, B)")
             check_alpha(alpha)
             if options.epilogue is not None:
                 raise ArgumentError("products of matrices in files take no epilogue yet: apply it to C")
@@ -176,7 +165,8 @@ class StoredMatrix:
             sums = np.dtype(options.accumulate_dtype or dtypes.arithmetic(stored))
             alpha, beta = as_scalar(alpha, stored, "alpha"), as_scalar(0 if C is None else beta, stored, "beta")
             limit = as_optional(options.memory_limit, "memory_limit", 1) or LIMIT
-            copied = _elements(C, (m, n), grid.shape) * sums.itemsize if options.protect == "repair" else 0
+            layout = Distribution.over(grid.shape, (m, n)) if C is None else C.distribution
+            copied = (options.protect == "repair") * layout.rows.largest * layout.cols.largest * sums.itemsize
             tiling = _panels((m, n, k if alpha else 0), grid.shape, A, B, limit, copied)
             description += ["pdgemm of files", tiling, alpha, beta, C is None, limit, options.accumulate_dtype]
         options = replace(options, memory_limit=limit - tiling.most_bytes)
@@ -211,13 +201,6 @@ def _op(x: Any, trans: str, name: str) -> Any:
     if not isinstance(x, DistMatrix | StoredMatrix):
         raise DTypeError(f"{name} must be a DistMatrix or a StoredMatrix, got {type(x).__name__}")
     return x if letter == "N" else x.T if letter == "T" else x.H
-
-
-def _elements(C: DistMatrix | None, shape: tuple[int, int], grid: tuple[int, int]) -> int:
-    """Return the largest number of elements of C on a rank; C is None if it will be allocated later."""
-    if C is None:
-        return prod(-(-x // parts) for x, parts in zip(shape, grid))
-    return C.layout_in(C.grid).local_bytes(None) // C.dtype.itemsize
 
 
 def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int, copied: int) -> Tiling:

@@ -39,16 +39,16 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.algorithms.protection import checksum
-from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+from pdgemm.errors import ArgumentError, FileError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import generations
 from pdgemm.io.atomic import on_root
 from pdgemm.io.pieces import file_sum
 from pdgemm.io.source import Source, source
-from pdgemm.io.streamed.tiling import STAGED, Tiling
+from pdgemm.io.streamed.tiling import Tiling
 from pdgemm.support import files
 from pdgemm.support.agreement import together
-from pdgemm.support.file_states import State, ordinary, settled
+from pdgemm.support.file_states import State, settled
 from pdgemm.support.text import short_name
 
 SUMS = "sums"  # the dataset in a checkpoint
@@ -77,30 +77,26 @@ class OutputPlace(NamedTuple):
 def place_of(path: str, name: str) -> OutputPlace:
     """Return the names of the output, and of the files beside it that hold an unfinished product."""
     output = Path(os.path.realpath(path))
-    escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", _path(name))
+    escaped = re.sub(r"[%/.\0-\x1f\x7f]", lambda x: f"%{ord(x[0]):02X}", generations.plain_name(name))
     most = os.pathconf(output.parent, "PC_NAME_MAX") - _ENDINGS
     first = output.with_name(f"{short_name(f'{output.name}.{escaped}', most)}.checkpoint")
     return OutputPlace(output, name, first, *(first.with_name(f"{first.name}-{x}") for x in ("tiles", "lock")))
 
 
-def _path(name: str) -> str:
-    """Return the name of a dataset as HDF5 reads it, without empty parts and dots."""
-    return "/".join(x for x in name.split("/") if x not in ("", "."))
-
-
 class SavedProduct(Protocol):
-    """The interface of a product that has checkpoints."""
+    """The interface of a product that has checkpoints.
+
+    stored, ndim : type and dimensions of the dataset of C.   inputs : the datasets that are read.
+    problem : the properties that identify the product, as text, by their names in messages.
+    """
 
     grid: ProcessGrid
     stored: np.dtype
     tiling: Tiling
+    ndim: int
+    inputs: list[Source]
+    problem: dict[str, str]
 
-    @property
-    def ndim(self) -> int: ...
-    @property
-    def problem(self) -> dict[str, str]: ...
-    @property
-    def inputs(self) -> list[Source]: ...
     def go_on(self, left: Left) -> bool: ...
 
 
@@ -128,9 +124,9 @@ class Left(NamedTuple):
 def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
     """Return the description that later jobs compare: the product, its files without folders, their states.  Local."""
     datasets = {x.what: x.dataset for x in product.inputs} | {"output": (str(place.output), place.name)}
-    problem = product.problem | {what: f"{Path(file).name}:/{_path(name)}" for what, (file, name) in datasets.items()}
+    names = {what: f"{Path(file).name}:/{generations.plain_name(name)}" for what, (file, name) in datasets.items()}
     inputs = {x.what: sorted(_on_any_device(state) or [] for _, state in x.stored.states) for x in product.inputs}
-    return {"problem": problem, "inputs": inputs, "output": _on_any_device(settled(place.output))}
+    return {"problem": product.problem | names, "inputs": inputs, "output": _on_any_device(settled(place.output))}
 
 
 def _on_any_device(state: State | None) -> list[int] | None:
@@ -182,23 +178,21 @@ def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
     if not path.exists():
         return None, {}, ""
     try:
-        return *_parsed(generations.inspect(path)), ""
-    except generations.DamagedError as error:
-        return None, {}, str(error)
-
-
-def _parsed(saved: generations.Generation) -> tuple[Left, dict[str, Any]]:
-    """Return the contents of a checkpoint.  Raises DamagedError."""
-    try:
+        saved = generations.inspect(path)
         state = json.loads(saved.attrs["product"])
         if not (isinstance(state["problem"], dict) and isinstance(state["inputs"], dict)):
             raise ValueError("the product is not described")
         (m, n, k), (a, b), _ = state["counts"], state["units"], state["output"]
         tiling = (int(m), int(n), int(k)), ((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
-        return Left(saved, float(state["share"]), int(state["done"]), *tiling, int(state["total"], 16)), state
+        left = Left(saved, float(state["share"]), int(state["done"]), *tiling, int(state["total"], 16))
+    except generations.DamagedError as error:
+        return None, {}, str(error)
+    except FileError:
+        raise
     except Exception as bad:  # another version or program may have written anything
         what = f"{type(bad).__name__}: {' '.join(str(bad).split())}"
-        raise generations.DamagedError(f"{saved.path} is not a checkpoint of this version ({what})") from None
+        return None, {}, f"{path} is not a checkpoint of this version ({what})"
+    return left, state, ""
 
 
 # ------------------------------------------------------------------ tiles and ranks of an earlier job
@@ -207,37 +201,13 @@ def is_whole(grid: ProcessGrid, place: OutputPlace, left: Left, tiling: Tiling, 
 
     Raises FileError if a file cannot be read now, because such a fault may be temporary.
     """
-    comm, step = grid.comm, tiling.current
-    wanted = [(place.tiles, place.name, tiling.mnk[:2], dtype)]
-    if step is not None:
-        sums = step.rows[1] - step.rows[0], step.cols[1] - step.cols[0]
-        wanted.append((place.checkpoint, SUMS, sums, None))  # type: ignore[arg-type]
-    if not on_root(comm, place.tiles, lambda: all(generations.has(*x) for x in wanted)):
+    if not on_root(grid.comm, place.tiles, lambda: generations.has(place.tiles, place.name, tiling.mnk[:2], dtype)):
         return False
-    try:
-        if step is not None:
-            x = source(grid, SUMS, (str(place.checkpoint), SUMS))
-            if x.checksum(grid) != x.stored.checksum:
-                return False
-        return _sum_of_tiles(grid, place, tiling, dtype) == checksum.as_text(left.total)
-    except (FileError, LayoutError, DTypeError):  # raised on all ranks
-        with together(comm):
-            for path, *_ in wanted:
-                _check_readable(comm, path)
-        return False
-
-
-def _check_readable(comm: MPI.Intracomm, path: Path) -> None:
-    """Raise FileError if this rank's share of the bytes cannot be read now.
-
-    If the bytes can be read, an error of HDF5 means damage.
-    """
-    with files.naming(path), open(path, "rb", opener=ordinary) as file:
-        size = os.fstat(file.fileno()).st_size
-        end = size * (comm.rank + 1) // comm.size
-        file.seek(size * comm.rank // comm.size)
-        while file.tell() < end and file.read(STAGED):
-            pass
+    if tiling.current is not None:
+        sums = source(grid, SUMS, (str(place.checkpoint), SUMS))
+        if sums.checksum(grid) != sums.stored.checksum:
+            return False
+    return _sum_of_tiles(grid, place, tiling, dtype) == checksum.as_text(left.total)
 
 
 def _sum_of_tiles(grid: ProcessGrid, place: OutputPlace, tiling: Tiling, dtype: np.dtype) -> str:
@@ -256,10 +226,7 @@ def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator
     Collective.
     """
     end, waited = time.monotonic() + files.file_patience(), False
-    while not on_root(comm, path, lambda: _is_free(lock)):
-        late = on_root(comm, path, lambda: time.monotonic() > end)
-        if late:
-            raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+    while not on_root(comm, path, lambda: _is_free(path, lock, end)):
         if comm.rank == 0 and not waited:
             files.say(f"{path}: waiting for ranks of an earlier job, which still run")
         waited = True
@@ -273,10 +240,13 @@ def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator
         os.close(descriptor)
 
 
-def _is_free(lock: Path) -> bool:
+def _is_free(path: Path, lock: Path, end: float) -> bool:
+    """Return whether no rank of an earlier job holds the lock.  Raises FileError after the time `end`.  Local."""
     held = files.lock(lock)
-    if held is None:
-        time.sleep(0.2)
-        return False
-    os.close(held)
-    return True
+    if held is not None:
+        os.close(held)
+        return True
+    if time.monotonic() > end:
+        raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+    time.sleep(0.2)
+    return False

@@ -31,10 +31,9 @@ class BatchEpilogue:
         fields = {name: getattr(epilogue, name) for name in ("scale", "bias", "residual", "aux")}
         self.batches = {name: x for name, x in fields.items() if isinstance(x, Batch)}
         for name, x in fields.items():
-            if isinstance(x, Batch) or name in ("residual", "aux"):
-                if x is not None:
-                    check(name, x)
-                    self._check_shapes(name, x)
+            if isinstance(x, Batch) or (x is not None and name in ("residual", "aux")):
+                check(name, x)
+                self._check_shapes(name, x)
             elif x is not None:
                 for m, n in np.unique(C.shapes, axis=0).tolist():
                     check_vector(name, x, (m, n), C.dtype)

@@ -23,7 +23,7 @@ from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order
 from pdgemm.names import DeviceName
-from pdgemm.schedules.exchanges.rectangle_exchange import RectangleExchange, plan_rectangles
+from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
 from pdgemm.transport.packed_exchange import ExchangeBuffers
@@ -89,19 +89,9 @@ def set_from_blocks(
 
     The blocks are on the host or the device that the matrix is on.
     """
-    grid, comm, device = matrix.grid, matrix.grid.comm, devices.of(matrix.stored)
-    with together(comm):
+    with together(matrix.grid.comm):
         check_partition(rectangles, matrix.shape)
-        on: tuple[str, bool] = ("", False)
-        if device:
-            held = [x for x in (matrix.stored, *blocks) if x.size]
-            for x in held:
-                device.check(x)
-            addressable = all(map(device.addressable, held))
-            on = device.name, device.reach(grid).staged or not addressable
-        plan = plan_rectangles(rectangles, matrix.layout_in(grid), True, matrix.order, *on)
-        buffers = ExchangeBuffers(plan, comm.rank, device)
-    return _move(blocks, matrix.stored, plan, buffers, grid, start)
+    return _move(matrix, blocks, rectangles, True, start)
 
 
 def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | list[Range] = None) -> Any:
@@ -111,8 +101,8 @@ def to_blocks(A: DistMatrix, rows: Range | list[Range] = None, cols: Range | lis
     rows, cols : a pair (start, stop), a slice or a range; None for all; (0, 0) for no elements.  Parts of several ranks
            may have elements in common.  With a list of ranges the result is a list of arrays.
 
-    The arrays are row-major NumPy arrays of the type of A.  If A is on a device, the smallest part of A that contains
-    the elements of all ranks is copied to the host.
+    The arrays are row-major NumPy arrays of the type of A.  If A is on a device, the parts are exchanged there, and
+    then copied to the host.
 
     Cost per rank: each requested element on another rank is sent once for each part that contains it, in one exchange.
     Raises ArgumentError or GridError on every rank.
@@ -131,39 +121,33 @@ def reported_blocks(A: DistMatrix, rows: Any = None, cols: Any = None) -> tuple[
         down, across = _each(rows, "rows", count, A.shape[0]), _each(cols, "cols", count, A.shape[1])
         requested = [Rectangle(*ends) for ends in zip(down, across)]
     rectangles = tuple(map(tuple, comm.allgather(requested)))
-    if A.device != HOST:
-        A, rectangles = _copied_part(A, rectangles)
     with together(comm):
-        blocks = [np.empty(x.shape, A.dtype) for x in requested]
-        plan = plan_rectangles(rectangles, A.layout_in(A.grid), False, "C")
-        buffers = ExchangeBuffers(plan, comm.rank)
-    report = _move(A.stored, blocks, plan, buffers, A.grid, start)
+        there = [devices.empty(x.shape, A.dtype, device=devices.of(A.stored)) for x in requested]
+    report = _move(A, there, rectangles, False, start)
+    with together(comm):
+        blocks = [on_host(x) for x in there]
     return blocks if several else blocks[0], report
 
 
-def _copied_part(
-    A: DistMatrix, rectangles: tuple[tuple[Rectangle, ...], ...]
-) -> tuple[DistMatrix, tuple[tuple[Rectangle, ...], ...]]:
-    """Copy the part of A with all rectangles to the host; return it and the shifted rectangles.  Collective."""
-    some = [x for held in rectangles for x in held if x.size]
-    top, left = min((x.rows[0] for x in some), default=0), min((x.cols[0] for x in some), default=0)
-
-    def moved(x: Rectangle) -> Rectangle:
-        (start, stop), (first, last) = x
-        return Rectangle((start - top, stop - top), (first - left, last - left))
-
-    shifted = tuple(tuple(moved(x) if x.size else Rectangle((0, 0), (0, 0)) for x in held) for held in rectangles)
-    bottom, right = bounding(shifted)
-    return A[top : top + bottom, left : left + right].to_host(), shifted
-
-
 def _move(
-    X: Any, Y: Any, plan: RectangleExchange, buffers: ExchangeBuffers, grid: ProcessGrid, start: float
+    matrix: DistMatrix, blocks: list[Array], rectangles: tuple[tuple[Rectangle, ...], ...], inward: bool, start: float
 ) -> RunReport:
-    """Copy the blocks X to the matrix Y, or the matrix X to the blocks Y; return the report.  Collective."""
-    recorder = timed_exchange("from_blocks" if plan.inward else "to_blocks", 1, X, 0, Y, plan, buffers, grid)
-    ends = counted(sum(map(len, plan.rectangles)), "block") + " of any size", str(plan.layout)
-    source, target = ends if plan.inward else ends[::-1]
+    """Copy the elements of the blocks of all ranks to a matrix, or back, and return the report.  Collective."""
+    grid, device = matrix.grid, devices.of(matrix.stored)
+    with together(grid.comm):
+        on: tuple[str, bool] = ("", False)
+        if device:
+            held = [x for x in (matrix.stored, *blocks) if x.size]
+            for x in held:
+                device.check(x)
+            on = device.name, device.reach(grid).staged or not all(map(device.addressable, held))
+        order: Order = matrix.order if inward else "C"
+        plan = plan_rectangles(rectangles, matrix.layout_in(grid), inward, order, *on)
+        buffers = ExchangeBuffers(plan, grid.comm.rank, device)
+    X, Y = (blocks, matrix.stored) if inward else (matrix.stored, blocks)
+    recorder = timed_exchange("from_blocks" if inward else "to_blocks", 1, X, 0, Y, plan, buffers, grid)
+    ends = counted(sum(map(len, rectangles)), "block") + " of any size", str(plan.layout)
+    source, target = ends if inward else ends[::-1]
     return report_of_move(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)
 
 

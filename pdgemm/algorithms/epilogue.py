@@ -231,11 +231,8 @@ class EpilogueRun:
 
     def end(self, report: Callable[[], Any]) -> Callable[[], Any]:
         """Apply the epilogue to `sums`, and write C; return a function that adds the seconds to the report."""
-        C, start = self._C, perf_counter()
-        epilogue, operands = (
-            self._epilogue,
-            {name: self._operand(name) for name in ("scale", "bias", "residual", "aux")},
-        )
+        C, epilogue, start = self._C, self._epilogue, perf_counter()
+        operands = {name: self._operand(name) for name in ("scale", "bias", "residual", "aux")}
         with np.errstate(all="ignore"), timed("epilogue"):
             Finish(epilogue.activation or "", epilogue.gradient, **operands)(C.stored, self.sums.stored)
             if device := devices.of(C.stored):

@@ -13,7 +13,7 @@ from pdgemm.algorithms.protection.checksum import checksum, repaired
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
 from pdgemm.grids.distribution import Block, Distribution
-from pdgemm.grids.layout import Layout, Order
+from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder
@@ -25,9 +25,9 @@ from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_places
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, new_array, new_local
+from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, distribution_on, new_array
 from pdgemm.names import DType, Protection
-from pdgemm.schedules.exchanges.exchange import Exchange, Redistribution, best_places, plan_exchange
+from pdgemm.schedules.exchanges.exchange import Exchange, Redistribution, plan_exchange
 from pdgemm.support.agreement import together
 from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
 from pdgemm.transport.store import store
@@ -46,7 +46,6 @@ def redistribute(
     source: tuple[int, int] = (0, 0),
     order: Order = "C",
     dtype: DType | None = None,
-    relabel: bool = False,
     memory_limit: int | None = None,
     protect: Protection | None = None,
     check: bool = True,
@@ -60,8 +59,6 @@ def redistribute(
           and `dtype` (default: that of X).
     like : a matrix of the shape of X; Y gets the layout of `like`.  Replaces out, grid, block, source and order.
     alpha, beta  : scalars of the type of Y.
-    relabel      : map the ranks to a grid of the same shape such that most elements stay on their ranks.  If this map
-                   reduces the words sent, Y is on a new grid, `Y.grid`, that the caller frees.
     memory_limit : bytes per rank for the message buffers.
     protect      : compare the bits of Y and X by `checksum`; alpha must be 1, beta 0, and the types the
                    same.  "detect" raises CorruptionError if the bits differ; "repair" redistributes again, three
@@ -74,14 +71,13 @@ def redistribute(
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError on every rank, before any message.
     """
     start, comm, new_result = perf_counter(), communicator(X=X, out=out), out is None
+    if like is not None or grid is not None:
+        _check_target(X, like, grid, (new_result, grid, block, source, order), check)
     if like is not None:
-        out, dtype = _like(X, like, dtype, (out is None, grid, block, source, order, relabel), check), None
-    if grid is not None:
-        _check_grid(X, grid, check)
-    if relabel and new_result:
-        grid = _relabelled(X, grid or X.grid.base, block, source)
+        grid, order = like.grid, like.order
     if new_result:
-        device_on(grid or X.grid.base, X.device)
+        there = X.grid.base if grid is None else grid
+        device_on(there, X.device)
 
     def set_up() -> tuple[DistMatrix, Any, Any, Exchange, ExchangeBuffers | None]:
         Y = out
@@ -89,12 +85,10 @@ def redistribute(
             if Y is None:
                 if beta != 0:
                     raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
-                there = grid or X.grid.base
-                wanted = X.dtype if dtype is None else dtype
-                local, distribution = new_local(there, X.shape, block, source, wanted, order, devices.of(X.stored))
-                Y = DistMatrix(local, there, distribution, order)
-            elif (grid, block, source, order, dtype, relabel) != (None, None, (0, 0), "C", None, False):
-                raise ArgumentError("grid, block, source, order, dtype, relabel make a new matrix, but out was given")
+                layout = distribution_on(there, X.shape, block, source) if like is None else like.distribution
+                Y = _new_result(X, there, layout, X.dtype if dtype is None else dtype, order)
+            elif (grid, block, source, order, dtype) != (None, None, (0, 0), "C", None):
+                raise ArgumentError("grid, block, source, order, dtype make a new matrix, but out was given")
             _check(X, Y)
             a, b = (as_scalar(x, Y.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
             plan = _planned(X, Y, a, b, memory_limit)
@@ -118,24 +112,39 @@ def redistribute(
     return out
 
 
-def _check_grid(X: DistMatrix, grid: Any, check: bool) -> None:
-    """Raise GridError on all ranks if Y's grid is not over the ranks of X's grid."""
+def _check_target(X: DistMatrix, like: DistMatrix | None, grid: Any, options: tuple[object, ...], check: bool) -> None:
+    """Raise on all ranks if the elements of X cannot be redistributed to the layout of `like`, or to `grid`.
+
+    options : whether there is no `out`, grid, block, source and order, as the caller of `redistribute` passed them.
+    """
     with together(communicator(X=X), check) as description:
-        description.append("redistribute to a grid")
-        check_matrices(X=X)
-        if not isinstance(grid, ProcessGrid) or grid.rank_map_in(X.grid) is None:
-            raise GridError(f"grid must be a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
+        description.append("redistribute to a grid" if like is None else "redistribute like another matrix")
+        check_matrices(X=X, **({} if like is None else {"like": like}))
+        if like is None:
+            if not isinstance(grid, ProcessGrid) or grid.rank_map_in(X.grid) is None:
+                raise GridError(f"grid must be a ProcessGrid over the ranks of {X.grid!r}, got {grid!r}")
+            return
+        if options != (True, None, None, (0, 0), "C"):
+            raise ArgumentError("like determines the layout: omit out, grid, block, source and order")
+        like.layout_in(X.grid)  # raises for a grid over other ranks
+        if like.shape != X.shape:
+            raise LayoutError(f"shapes differ: X is {X.distribution}, like is {like.distribution}")
+
+
+def _new_result(X: DistMatrix, grid: ProcessGrid, layout: Distribution, dtype: DType, order: Order) -> DistMatrix:
+    """Return a matrix that is not initialised, on the device of X.  Local."""
+    as_name(order, "order", ("C", "F"))
+    local = new_array(layout.local_shape(grid.coords), dtype, order, grid, devices.of(X.stored))
+    return DistMatrix(local, grid, layout, order)
 
 
 def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: int | None) -> Exchange:
     """Return the exchange from X to Y.  Local; raises MemoryLimitError."""
     limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
-    target, device = Y.layout_in(X.grid), devices.of(X.stored)
+    target = Y.layout_in(X.grid)
     layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read if alpha is 0
-    shared = X.shared and X.grid.ranks_per_node is None
-    shared, staged, nccl = transfer_ways(device, X.grid, shared, X.mpi_addressable and Y.mpi_addressable)
-    on = (device.name if device else "", staged, nccl)
-    plan = plan_exchange(layout, target, X.grid.size, alpha == 1 and beta == 0, limit, shared, *on)
+    ways = transfer_ways(devices.of(X.stored), X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
+    plan = plan_exchange(layout, target, X.grid.size, alpha == 1 and beta == 0, limit, *ways)
     if limit is not None and plan.extra_bytes(None) > limit:
         raise MemoryLimitError(
             f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
@@ -187,27 +196,20 @@ def timed_exchange(
     return recorder
 
 
-def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...], check: bool) -> DistMatrix:
-    """Return a new matrix in the layout of `like`, of type `dtype`, or of X's type if dtype is None."""
-    with together(communicator(X=X), check) as description:
-        description.append("redistribute like another matrix")
-        check_matrices(X=X, like=like)
-        if others != (True, None, None, (0, 0), "C", False):
-            raise ArgumentError("like determines the layout: omit out, grid, block, source, order and relabel")
-        like.layout_in(X.grid)  # raises for a grid over other ranks
-        if like.shape != X.shape:
-            raise LayoutError(f"shapes differ: X is {X.distribution}, like is {like.distribution}")
-        local = new_array(like.stored.shape, dtype or X.dtype, like.order, like.grid, devices.of(X.stored))
-    return type(X)(local, like.grid, like.distribution, like.order)
+def transfer_ways(
+    device: Device | None, grid: ProcessGrid, shared: bool, addressable: bool
+) -> tuple[bool, str, bool, bool]:
+    """Return whether all ranks can read each other's matrices, the name of the device, and how messages are sent.
 
-
-def transfer_ways(device: Device | None, grid: ProcessGrid, shared: bool, addressable: bool) -> tuple[bool, bool, bool]:
-    """Return whether ranks can read each other's matrices, whether messages are staged, and whether NCCL sends them."""
+    shared : the ranks of each node can read each other's matrices.   addressable : MPI can access the matrices.
+    The device's name is "" for the host; the last two values say whether messages are staged, and whether NCCL sends.
+    """
+    shared = shared and grid.ranks_per_node is None
     if device is None:
-        return shared, False, False
+        return shared, "", False, False
     reach = device.reach(grid)
     nccl = reach.nccl and addressable and grid.size > 1
-    return shared and bool(reach.reads), not nccl and (reach.staged or not addressable), nccl
+    return shared and bool(reach.reads), device.name, not nccl and (reach.staged or not addressable), nccl
 
 
 def move_report(name: str, plan: Exchange, grid: ProcessGrid, recorder: Recorder, seconds: float) -> RunReport:
@@ -224,18 +226,3 @@ def _check(X: DistMatrix, Y: DistMatrix) -> None:
     if not can_convert(X.dtype, Y.dtype):
         raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
     check_result("out", Y, {} if same_places(X, Y) else {"X": X})  # in place, elements are read before they are written
-
-
-def _relabelled(
-    X: DistMatrix, grid: ProcessGrid, block: int | tuple[int, int] | None, source: tuple[int, int]
-) -> ProcessGrid:
-    """Return a grid of the shape of `grid` whose rank map leaves the most elements of X on their ranks."""
-    with together(X.grid.comm) as description:
-        here = X.layout_in(X.grid)
-        place = grid.rank_map_in(X.grid)
-        if place is None:
-            raise GridError(f"grids over different ranks: {X.grid!r} and {grid!r}")
-        there = Layout(Distribution.over(grid.shape, X.shape, block, source), place, X.dtype)
-        best = best_places(here, there, X.grid.size)
-        description += ["redistribute with relabel", here, there]
-    return grid if best == place else ProcessGrid(X.grid.comm, grid.shape, ranks=best)

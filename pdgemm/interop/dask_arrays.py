@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.algorithms.blocks import from_blocks
 from pdgemm.errors import DTypeError, LayoutError
-from pdgemm.grids.distribution import Block
+from pdgemm.grids.distribution import Block, even_owners
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.device import HOST
@@ -43,7 +43,9 @@ def from_dask(
         chunks = _checked(array)
         arguments += ["interchange.from_dask", array.dtype, *map(str, chunks)]
         starts = [[0, *accumulate(lengths)] for lengths in chunks]
-        mine = _share(chunks, comm.rank, comm.size)
+        numbers = [*product(*(range(len(lengths)) for lengths in chunks))]
+        owners = even_owners([chunks[0][i] * chunks[1][j] for i, j in numbers], comm.size)
+        mine = [numbers[at] for at in np.flatnonzero(owners == comm.rank)]
         rows, cols = ([(starts[axis][x[axis]], starts[axis][x[axis] + 1]) for x in mine] for axis in (0, 1))
     with together(comm):
         from dask import compute
@@ -67,12 +69,3 @@ def _checked(array: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     element_type(array.dtype)
     rows, cols = (tuple(map(int, lengths)) for lengths in array.chunks)
     return rows, cols
-
-
-def _share(chunks: tuple[tuple[int, ...], tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int, int]]:
-    """Return the consecutive chunks (i, j) of a rank: those with their middle in the rank's share of all elements."""
-    numbers = list(product(range(len(chunks[0])), range(len(chunks[1]))))
-    sizes = np.array([chunks[0][i] * chunks[1][j] for i, j in numbers], np.int64)
-    middles = sizes.cumsum() - sizes / 2
-    owners = np.minimum(middles * ranks // max(1, int(sizes.sum())), ranks - 1)
-    return [numbers[at] for at in np.flatnonzero(owners == rank)]

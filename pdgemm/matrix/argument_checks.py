@@ -64,10 +64,9 @@ def last_may_be_missing(function: F) -> F:
 
 def check_alpha(alpha: object) -> None:
     """Raise DTypeError for a matrix in place of alpha, the commonest first mistake."""
-    if isinstance(alpha, DistMatrix):
-        raise DTypeError(
-            "alpha must be a number, got DistMatrix; the arguments are pdgemm(alpha, A, B), or matmul(A, B)"
-        )
+    if isinstance(alpha, DistMatrix) or hasattr(alpha, "__pdgemm__"):
+        arguments = "the arguments are pdgemm(alpha, A, B), or matmul(A, B)"
+        raise DTypeError(f"alpha must be a number, got {type(alpha).__name__}; {arguments}")
 
 
 def as_scalar(value: Any, dtype: np.dtype, name: str) -> Any:

@@ -189,14 +189,13 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         source: tuple[int, int] = (0, 0),
         order: Order = "C",
         dtype: DType | None = None,
-        relabel: bool = False,
         memory_limit: int | None = None,
         protect: Protection | None = None,
         check: bool = True,
     ) -> DistMatrix:
         """Copy the elements to another layout, `like=B` to that of B: see `pdgemm.redistribute`.  Collective."""
         layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "dtype": dtype}
-        limits: Any = {"relabel": relabel, "memory_limit": memory_limit, "protect": protect, "check": check}
+        limits: Any = {"memory_limit": memory_limit, "protect": protect, "check": check}
         return pdgemm.redistribute(self, out, alpha=alpha, beta=beta, like=like, **layout, **limits)
 
     def to_device(self, device: DeviceName = "cuda") -> Self:

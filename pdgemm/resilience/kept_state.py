@@ -45,20 +45,19 @@ class KeptState:
     ) -> None:
         self.grid, self.inherited_words = grid, inherited_words
         with (agreed := together(grid.comm)) as arguments:
-            self.state, copies = _checked(values, grid), dict[int, DistMatrix]()  # by id(matrix)
-            for name, x in self.state.items() if readable and grid.size > 1 else ():
-                if isinstance(x, DistMatrix) and not x.shared and not devices.of(x.stored):
-                    if id(x) not in copies:
-                        copies[id(x)] = _in_node_memory(x, grid)
-                    self.state[name] = copies[id(x)]
+            self.state = _checked(values, grid)
             self._matrices = {name: x for name, x in self.state.items() if isinstance(x, DistMatrix)}
+            private = {name: x for name, x in self._matrices.items() if not x.shared and not devices.of(x.stored)}
+            copies = {name: _in_node_memory(x, grid) for name, x in private.items() if readable and grid.size > 1}
+            self._matrices |= copies
+            self.state |= copies
             arguments += ["the state", *self.state, *(x.layout_in(grid) for x in self._matrices.values())]
             agreed.flag = not all(_is_readable(x.stored, grid) for x in self._matrices.values())
         self._lost = bool(agreed.flag)  # True: matrices of a rank that fails cannot be read
         for x in copies.values():
             x.shared = not self._lost
         if self._matrices and not self._lost:
-            exposed = {_key(name): (x.stored, x.layout_in(grid)) for name, x in self._matrices.items()}
+            exposed = {name: (x.stored, x.layout_in(grid)) for name, x in self._matrices.items()}
             self._near = NodeArrays(grid, **exposed)
         with self.read_only() as state:
             self.last = bool(last(state))
@@ -99,12 +98,10 @@ class KeptState:
         if self._lost or MPI.UNDEFINED in holders:
             return None
         self.grid.memory.fence()
-        recorder, matrices = Recorder(), dict[int, DistMatrix]()  # by id(matrix): a matrix may have several names
-        for name, x in self._matrices.items():
-            if id(x) not in matrices:
-                matrices[id(x)] = self._moved(name, x, grid, tuple(holders), recorder)
-        state = {name: matrices.get(id(x), x) for name, x in self.state.items()}
-        return KeptState(state, grid, lambda state: self.last, inherited_words=recorder.traffic.words_received)
+        recorder = Recorder()
+        moved = {name: self._moved(name, x, grid, tuple(holders), recorder) for name, x in self._matrices.items()}
+        words = recorder.traffic.words_received
+        return KeptState(self.state | moved, grid, lambda state: self.last, inherited_words=words)
 
     def _moved(
         self, name: str, x: DistMatrix, grid: ProcessGrid, holders: tuple[int, ...], recorder: Recorder
@@ -116,16 +113,11 @@ class KeptState:
             source = replace(x.layout_in(self.grid), conjugated=False)
             plan = plan_inheritance(source, moved.layout_in(grid), comm.size, holders)
             buffers = ExchangeBuffers(plan, comm.rank)
-            arrays = [self._near(_key(name), rank) for rank in plan.held(comm.rank)]
+            arrays = [self._near(name, rank) for rank in plan.held(comm.rank)]
         with kept_if_it_fails((buffers, moved)), np.errstate(all="ignore"):
             exchange(1, arrays, 0, moved.stored, plan, buffers, grid, recorder)
         moved.conjugated = x.conjugated
         return moved
-
-
-def _key(name: str) -> str:
-    """Return a keyword that differs from all parameters of `NodeArrays`, whatever the name of a matrix is."""
-    return f"state: {name}"
 
 
 def _is_readable(x: Array, grid: ProcessGrid) -> bool:

@@ -216,8 +216,6 @@ class _ScaledProduct(NamedTuple):
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A) and op(B) as values with scales, and C, after checking that they match.  Local."""
-        if isinstance(alpha, Scaled):
-            raise DTypeError("alpha must be a number, got Scaled; the arguments are pdgemm(alpha, A, B)")
         check_alpha(alpha)
         check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
         if self.protected:

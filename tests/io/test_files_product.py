@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -223,25 +221,7 @@ def test_a_wrong_result_is_not_stored(
     assert by_rank_0(comm, lambda: os.listdir(shared_tmp_path)) == ["x.h5"]
 
 
-class AsLateAsCanBe(Executor):
-    """An executor that calls all submitted functions, in order, when the caller waits for one of them."""
-
-    def __init__(self) -> None:
-        self.waiting = list[Callable[[], None]]()
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        done = Future[Any]()
-        self.waiting.append(lambda: done.set_result(fn(*args, **kwargs)))
-        result = done.result
-        done.result = lambda timeout=None: (self.shutdown(), result())[1]  # type: ignore[method-assign, assignment]
-        return done
-
-    def shutdown(self, *_: Any, **__: Any) -> None:
-        while self.waiting:
-            self.waiting.pop(0)()
-
-
-@pytest.mark.parametrize("how", ["in a thread", "at once", "as late as can be"])
+@pytest.mark.parametrize("how", ["in a thread", "as late as can be"])
 def test_transfers_at_any_time(
     comm: Any, shared_tmp_path: Path, small: None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,12 +233,8 @@ def test_transfers_at_any_time(
         return moved(*given)
 
     monkeypatch.setattr(file_panels, "transfer_part", noted)
-    assert isinstance(file_panels.worker(), ThreadPoolExecutor)  # mpi4py requests MPI_THREAD_MULTIPLE
-    if how == "at once":  # without MPI_THREAD_MULTIPLE
+    if how == "as late as can be":  # without MPI_THREAD_MULTIPLE
         monkeypatch.setattr(file_panels.MPI, "Query_thread", lambda: file_panels.MPI.THREAD_SERIALIZED)
-    elif how == "as late as can be":
-        for module in (file_panels, files_product):  # for reads and for writes
-            monkeypatch.setattr(module, "worker", AsLateAsCanBe)
     path, A, B = shared_tmp_path / "x.h5", elements((90, 80), "d", 1), elements((80, 70), "d", 2)
     for shape in grid_shapes(comm.size):
         with ProcessGrid(comm, shape) as grid:

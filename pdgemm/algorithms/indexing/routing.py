@@ -216,7 +216,7 @@ class Routing:
 
         new_result : Y was allocated for this transfer.
         """
-        shared = self.grid.ranks_per_node is None and all_shared(rows, self.grid)
+        shared = all_shared(rows, self.grid)
         with together(self.grid.comm, check) as arguments:
             transfer = RoutedTransfer(self, Y, rows, False, shared, beta)
             arguments += ["to_rows", transfer.plan.description, f"beta={transfer.beta}"]
@@ -230,17 +230,14 @@ class Routing:
         shared : ranks can read each other's source arrays.   copies_only : beta is 0.
         dtype : the type of the groups' rows.
         """
-        device, pairs = devices.of(X.stored), self._pairs.get((X.shape[0], inward))
+        pairs = self._pairs.get((X.shape[0], inward))
         if pairs is None:
             rows = " or ".join(str(m) for m in {self.rows * (1 if inward else self.choices), self.rows * self.choices})
             raise LayoutError(f"{'X' if inward else 'Y'} needs {rows} rows, got {X.distribution} on a {X.grid} grid")
-        shared, staged, nccl = transfer_ways(
-            device, self.grid, shared and self.grid.ranks_per_node is None, X.mpi_addressable
-        )
-        on = (shared, device.name if device else "", staged, nccl)
-        key = X.layout_in(self.grid), inward, pairs, copies_only, dtype, on
+        ways = transfer_ways(devices.of(X.stored), self.grid, shared, X.mpi_addressable)
+        key = X.layout_in(self.grid), inward, pairs, copies_only, dtype, ways
         if key not in self._plans:
-            self._plans[key] = plan_routed(key[0], pairs, self.counts, inward, copies_only, dtype, *on)
+            self._plans[key] = plan_routed(key[0], pairs, self.counts, inward, copies_only, dtype, *ways)
         return self._plans[key]
 
     def scale_others(self, Y: DistMatrix, beta: Any) -> None:

@@ -60,25 +60,6 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     return out
 
 
-def scatter_selection(A: DistMatrix, rows: np.ndarray, cols: np.ndarray, B: DistMatrix) -> None:
-    """Set A[rows, cols] := B.  Collective; `assign` has checked that shapes match and that B shares no memory with A.
-
-    If an index occurs twice, its last row or column in B is assigned.  `A.report` has the words that were sent.
-    """
-    start = perf_counter()
-    with together(communicator(A=A, B=B)) as arguments:
-        check_matrices(A=A, B=B)
-        check_result("A", A, {})
-        pairs = [IndexPairs(last, x[last]) for x in (rows, cols) for last in [last_of_each(x)]]
-        arguments += ["A[rows, cols] = B", A.distribution, B.distribution, B.dtype, *pairs]
-        if B.device != A.device:
-            raise DeviceError(f"A is on {A.device}, B on {B.device}; copy one of them with to_device")
-        if not can_convert(B.dtype, A.dtype):
-            raise DTypeError(f"{B.dtype} elements cannot become {A.dtype}")
-        B.layout_in(A.grid)
-    copy_pairs("assign", B, A, pairs, start)
-
-
 def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
     """Return the indices of rows and of columns as arrays."""
     keys = [slice(None) if x is None else x for x in (rows, cols)]
@@ -89,15 +70,22 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 @repeated_if_unmapped
 def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
-    """Copy elements of X to Y, and set Y.report.  Collective.   pairs : indices in X and Y, of rows and of columns."""
+    """Copy elements of X to Y, and set Y.report.  Collective.   pairs : indices in X and Y, of rows and of columns.
+
+    X and Y share no memory.
+    """
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:
+        check_result("A", Y, {})
+        if X.device != Y.device:
+            raise DeviceError(f"A is on {Y.device}, B on {X.device}; copy one of them with to_device")
+        if not can_convert(X.dtype, Y.dtype):
+            raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
         where = devices.of(X.stored)
-        shared = X.shared and X.grid.ranks_per_node is None
-        shared, staged, nccl = transfer_ways(where, X.grid, shared, X.mpi_addressable and Y.mpi_addressable)
+        ways = transfer_ways(where, X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
         source, target = X.layout_in(grid), Y.layout_in(grid)
-        on = (source.conjugated == target.conjugated, shared, where.name if where else "", staged, nccl)
-        plan = fitted_messages(Selection(source, target, comm.size, 1, *on, rows=pairs[0], cols=pairs[1]))
+        copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
+        plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
         arguments += [name, plan.description]
         workspace = ExchangeBuffers(plan, comm.rank, where)
     recorder = timed_exchange(name, 1, X.stored, 0, Y.stored, plan, workspace, grid)
@@ -119,7 +107,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
     Raises ArgumentError (also an IndexError for keys), LayoutError, DTypeError, GridError or DeviceError on every rank;
     then nothing is assigned.
     """
-    common = together(communicator(A=A))
+    start, common = perf_counter(), together(communicator(A=A))
     with common as arguments:
         check_matrices(A=A)
         if A.conjugated:
@@ -154,8 +142,9 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
             A[key] = value.allgather()
         elif all(windows):
             value.redistribute(target)
-        else:
-            scatter_selection(target, np.asarray(rows.indices), np.asarray(cols.indices), value)
+        else:  # of an index that occurs twice, the last row or column of the value is assigned
+            places = [(last_of_each(x), x) for x in map(np.asarray, (rows.indices, cols.indices))]
+            copy_pairs("assign", value, target, [IndexPairs(last, x[last]) for last, x in places], start)
     else:
         with together(A.grid.comm, A.device != devices.HOST):
             _set(A, rows, cols, value)

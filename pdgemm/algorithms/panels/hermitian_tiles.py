@@ -75,19 +75,16 @@ class PartOfTriangle(NamedTuple):
 class HermitianTiles:
     """This rank's elements on and below the diagonal of A.  Local.
 
-    A : the local array; its rows and columns are ordered by class (`TridiagonalSchedule`) until `restore`.
+    A : the local array; its rows and columns are ordered by class (`TridiagonalSchedule`), until `reorder(back=True)`.
     """
 
     def __init__(self, plan: TridiagonalSchedule, A: np.ndarray, coords: tuple[int, int]) -> None:
         self._plan, self._A = plan, A
         self._rows, self._cols = (plan.local_classes(at, parts) for at, parts in zip(coords, plan.grid.shape))
-        self._reorder(False)
+        self.reorder(back=False)
 
-    def restore(self) -> None:
-        """Restore the order of the rows and columns of A."""
-        self._reorder(True)
-
-    def _reorder(self, back: bool) -> None:
+    def reorder(self, back: bool) -> None:
+        """Reorder the rows and columns of A class by class, or `back` to their own order."""
         for x, classes in ((self._A.T, len(self._rows)), (self._A, len(self._cols))):
             order = np.argsort(np.arange(x.shape[1]) // self._plan.by_class.block % classes, kind="stable")
             order = np.argsort(order) if back else order

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.devices.streams import recorder_of
-from pdgemm.errors import DeviceError, MappingError, NodeMemoryError
+from pdgemm.errors import DeviceError
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
@@ -26,7 +26,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT
 from pdgemm.local.blas.threads import multiplier, threads
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import allocated, new_array, new_shared
+from pdgemm.matrix.local_arrays import new_array, new_shared, shared_or_sent
 from pdgemm.names import AnyName
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.simulator import simulate
@@ -103,13 +103,12 @@ def run_panels(
         grid.draft.add("A", schedule)
         return 0, None
     comm, device, recorder = grid.comm, devices.of(matrices["A"].stored), recorder_of(matrices["A"].stored)
-    try:
-        task = _task(schedule, matrices, recorder, what)
-    except (NodeMemoryError, MappingError):  # raised on all ranks, so all ranks send panels instead
-        if device and device.reach(grid).staged:
-            raise
-        schedule = replace(schedule, mover=RING.name)
-        task = _task(schedule, matrices, recorder, what)
+
+    def set_up(shared: bool) -> Task[Any]:
+        return _task(schedule if shared else replace(schedule, mover=RING.name), matrices, recorder, what)
+
+    task = shared_or_sent(comm, set_up, required=device is not None and device.reach(grid).staged)
+    schedule = task.schedule
     recorder.hold(sum(buffer.nbytes for buffer in task.workspace.values()))
     number: int | None = 0
     with kept_if_it_fails(task.workspace, *task.arrays.values()), np.errstate(all="ignore"):
@@ -174,16 +173,12 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
     device, exposed = devices.of(like), schedule.exposed_buffers if schedule.shared else ()
     own = devices.own_memory(device)
     shared = devices.shared_memory(device, grid) if exposed else own
-
-    def allocate() -> dict[str, Array]:
-        with together(grid.comm) as arguments:
-            arguments += [what, repr(schedule)]
-            return {
-                name: (shared if name in exposed else own).empty((words,), dtype)
-                for name, (words, dtype) in schedule.buffers(grid.comm.rank).items()
-            }
-
-    return allocated(grid.comm, allocate)
+    with together(grid.comm) as arguments:
+        arguments += [what, repr(schedule)]
+        return {
+            name: (shared if name in exposed else own).empty((words,), dtype)
+            for name, (words, dtype) in schedule.buffers(grid.comm.rank).items()
+        }
 
 
 def _report(

@@ -57,7 +57,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
             with self._task.computing():
                 self._update(panel, VW)
         with self._task.packing():
-            self._tiles.restore()
+            self._tiles.reorder(back=True)
 
     def _reduce(self, panel: Panel) -> PairedColumns:
         """Reduce the columns of a panel; return V and W, their rows in the order of vectors (`TridiagonalSchedule`)."""

@@ -164,12 +164,12 @@ class RowChecksums:
         of_b, of_a, of_c = self._own
         with np.errstate(all="ignore"):
             if self._reads:
-                of_b[:], each = self._times(self._B, self._weights(cols_b), self._norms_of_operand, np.hypot)
+                of_b[:], each = self._times(self._B, weights(cols_b, self._exact), self._norms_of_operand, np.hypot)
                 whole[rows_b] = of_b
                 if norms.size:
                     norms[: self._inner][rows_b] = each
             if self._beta != 0:
-                product, each = self._times(self._C, self._weights(cols_c), _row_norms, np.hypot)
+                product, each = self._times(self._C, weights(cols_c, self._exact), _row_norms, np.hypot)
                 of_c[:] = self._beta * product
                 if norms.size:
                     norms[self._inner :][rows_c] = each
@@ -224,7 +224,7 @@ class RowChecksums:
         residuals, (_, of_a, of_c) = self._vectors["C x"], self._own
         residuals[:] = 0
         with np.errstate(all="ignore"):
-            residuals[rows_c] += self._times(self._C, self._weights(cols_c))[0]
+            residuals[rows_c] += self._times(self._C, weights(cols_c, self._exact))[0]
             if self._reads:
                 residuals[rows_a] -= of_a
             if self._beta != 0:
@@ -255,26 +255,18 @@ class RowChecksums:
         self.unknown = int(unknown.sum())
         return np.where(unknown, 0.0, np.where(np.isnan(ratio), np.inf, ratio))
 
-    @property
-    def residual(self) -> bytes:
-        """The bits of C x - (alpha A (B x) + beta C0 x), as computed by `end`."""
-        return self._vectors["C x"].tobytes()
-
     def changed(self) -> str:
         """Return the ranks whose part of A or B has changed since `begin`, as text; the empty string if none has."""
         before = [x.copy() for x in self._own[:2]]
         if not self._reads:
             return ""
         (_, cols_a), (_, cols_b), whole = self._A.indices(), self._B.indices(), self._vectors["B x"]
-        now_b = self._times(self._B, self._weights(cols_b))[0]
+        now_b = self._times(self._B, weights(cols_b, self._exact))[0]
         now_a = self._alpha * self._times(self._A, whole[cols_a])[0]  # with the same B x
         mine = [name for name, x, y in zip("BA", before, (now_b, now_a)) if x.tobytes() != y.astype(x.dtype).tobytes()]
         changes = self._comm.allgather((mine, node()))
         texts = [f"{' and '.join(x)} on rank {rank} on {host}" for rank, (x, host) in enumerate(changes) if x]
         return ", ".join(texts)
-
-    def _weights(self, indices: np.ndarray) -> np.ndarray:
-        return weights(indices, self._exact)
 
     def _times(
         self, X: DistMatrix, x: np.ndarray, sizes: Sizes | None = None, join: np.ufunc = np.add

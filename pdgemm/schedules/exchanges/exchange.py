@@ -342,24 +342,3 @@ def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExc
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
     return replace(one, words=max(1, min(most, one.largest_block)))
-
-
-def best_places(source: Layout, target: Layout, size: int) -> tuple[int, ...]:
-    """Return the rank map of the target's grid for which most elements stay on their rank.
-
-    This is an assignment problem, as in COSTA (Kabic, Pintarelli, Kozhevnikov & VandeVondele, 2021), solved by
-    scipy.optimize.linear_sum_assignment.  The rank map of `target` is returned if no other rank map is better.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    a, b = source.distribution, target.distribution
-    kept = np.zeros((size, len(target.rank_map)), np.int64)  # words that stay on rank r at position p
-    rows, cols = overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
-    for rank in source.rank_map:
-        i, j = source.coords(rank)
-        kept[rank] = np.multiply.outer(rows[i], cols[j]).ravel()
-    ranks, positions = linear_sum_assignment(kept, maximize=True)
-    positions_now = np.arange(len(target.rank_map))
-    if kept[ranks, positions].sum() <= kept[target.rank_map, positions_now].sum():
-        return target.rank_map
-    return tuple(ranks[np.argsort(positions)].tolist())

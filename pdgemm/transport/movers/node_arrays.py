@@ -19,7 +19,7 @@ class NodeArrays:
     synchronisation.
     """
 
-    def __init__(self, grid: ProcessGrid, **exposed: tuple[Array, Layout | None]) -> None:
+    def __init__(self, grid: ProcessGrid, /, **exposed: tuple[Array, Layout | None]) -> None:
         self.memory = shared_memory(of(next(iter(exposed.values()))[0]), grid)
         self._exposed = {name: (x, at, layout) for at, (name, (x, layout)) in enumerate(exposed.items())}
         words = [[*x.strides[:1], *x.strides[-1:], *self.memory.where(x)] for x, _ in exposed.values()]

@@ -215,7 +215,7 @@ class Calls:
             ("execute", lambda **x: plan(A, B, C).execute(**x), {"A": A, "B": B, "C": C, "alpha": 1, "beta": 0}, a @ a),
             ("prepare", lambda **x: plan(A, B, C).prepare(**x)(), {"A": A, "B": B, "C": C, "alpha": 1}, a @ a),
             ("from_json", lambda text: Plan.from_json(text).execute(A, B, C), {"text": plan(A, B, C).to_json()}, a @ a),
-            ("redistribute", redistribute, move | {"relabel": False, "memory_limit": None, "check": True}, a),
+            ("redistribute", redistribute, move | {"memory_limit": None, "check": True}, a),
             ("verify", lambda **x: verify(**x).passed, {"C": A, "alpha": 0, "A": A, "B": B, "beta": 1, "C0": A}, True),
             ("empty", lambda **x: DistMatrix.empty(**x).shape, {"shape": (N, N), "dtype": "f8"} | made, (N, N)),
             ("from_function", DistMatrix.from_function, {"f": function, "shape": (N, N)} | made, a),

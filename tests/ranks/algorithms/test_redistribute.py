@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import square_grid
 
-from pdgemm import DistMatrix, ProcessGrid
+from pdgemm import DistMatrix
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError, PdgemmError
-from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
-from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules.exchanges.exchange import best_places
 from pdgemm.transport.block_copy import copy_blocks
 
 
@@ -30,23 +28,6 @@ def test_nothing_is_sent_within_one_layout(comm: Any, grids: list[Any]) -> None:
         assert Y.report.counted == Traffic()
         assert Y.allclose((2 * X).astype("float32"))
         assert Y.grid is grid
-
-
-@pytest.mark.mpi
-def test_relabelling_avoids_messages(comm: Any) -> None:
-    backwards = list(range(comm.size))[::-1]
-    with ProcessGrid(comm, (comm.size, 1), ranks=backwards) as one, ProcessGrid(comm, (comm.size, 1)) as two:
-        X = DistMatrix.random((60, 8), grid=one)
-        plain, relabelled = X.redistribute(grid=two), X.redistribute(grid=two, relabel=True)
-        words = [comm.allreduce(Y.report.counted.words_received) for Y in (plain, relabelled)]
-        assert words[1] == 0
-        assert comm.size == 1 or words[0] > 0
-        assert np.array_equal(plain.allgather(), relabelled.allgather())
-        assert relabelled.grid.shape == two.shape
-        again = plain.redistribute(relabel=True)  # already the best placement: no new grid
-        assert again.grid is two
-        if relabelled.grid is not two:
-            relabelled.grid.free()
 
 
 @pytest.mark.mpi
@@ -188,14 +169,6 @@ def test_blocks_are_copied_where_they_belong(
             copy_blocks(part, back, IndexMap(r.target, r.source, r.lengths), IndexMap(c.target, c.source, c.lengths))
             assert back.sum() == expected.sum()
             assert np.array_equal(back[np.ix_(rows.indices(i), cols.indices(j))], expected)
-
-
-def test_best_places_keep_most_elements() -> None:
-    source = Layout(Distribution.over((3, 1), (30, 4)), (2, 0, 1), np.dtype("d"))
-    target = Layout(Distribution.over((3, 1), (30, 4)), (0, 1, 2), np.dtype("d"))
-    assert best_places(source, target, 3) == (2, 0, 1)
-    cyclic = Layout(Distribution.over((1, 3), (30, 3), 1), (0, 1, 2), np.dtype("d"))
-    assert best_places(source, cyclic, 3) == (0, 1, 2)  # all placements are equal: the order stays
 
 
 def test_many_runs_are_one_entry_and_no_objects() -> None:

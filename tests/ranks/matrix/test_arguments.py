@@ -184,7 +184,7 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
             lambda: p.prepare(X, A, Y),
             lambda: plan(X, A),
             lambda: redistribute(A, X, check=False),
-            lambda: redistribute(X, grid=grid, relabel=True),
+            lambda: redistribute(X, grid=grid),
             lambda: verify(X, 1, Y, Y, 1, A),
             lambda: verify(A, 1, X, Y),
             lambda: hdf5.save(path, "x", A),

@@ -67,7 +67,6 @@ CASES: list[tuple[str, Act, str]] = [
     ("execute", lambda x: x.plan.execute(x.A, x.B, x.C, alpha=[[1], [1, 2]]), "alpha must be a number, got list"),
     ("redistribute", lambda x: x.A.redistribute(), "out=None"),
     ("redistribute", lambda x: x.pdgemm.redistribute(0, x.C), "X must be a DistMatrix, got int"),
-    ("redistribute, options", lambda x: x.A.redistribute(relabel=True), "relabel"),
     ("redistribute, options", lambda x: x.A.redistribute(block=3), "redistribute, to 12 x 12 in blocks of 3 x 3"),
     ("redistribute, options", lambda x: x.A.redistribute(grid="grid"), "grid must be a ProcessGrid"),
     ("redistribute, options", lambda x: x.A.redistribute(grid=x.freed.grid), "has been freed"),
