@@ -142,8 +142,23 @@ def _together(part: np.ndarray, cols: int, itemsize: int, write: bool) -> Iterat
 
 # ------------------------------------------------------------------ HDF5
 def parallel_h5py() -> bool:
-    """Return whether h5py is built with MPI."""
-    return bool(h5py.get_config().mpi)
+    """Return whether h5py is built with MPI.  Raises FileError if h5py and mpi4py use different MPI libraries."""
+    if not h5py.get_config().mpi:
+        return False
+    libraries = loaded_mpi_libraries()
+    if len(libraries) > 1:  # opening a file would crash the process
+        raise FileError(
+            f"h5py and mpi4py use different MPI libraries ({', '.join(libraries)}): "
+            "set MPI4PY_LIBMPI to the one that h5py was built with"
+        )
+    return True
+
+
+def loaded_mpi_libraries() -> list[str]:
+    """Return the MPI libraries that this process has loaded."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "/libmpi" in line}
+    return sorted({os.path.realpath(p) for p in paths if Path(p).name.startswith(("libmpi.", "libmpich."))})
 
 
 @contextmanager
