@@ -25,7 +25,7 @@ from pdgemm.planning.machines.simulator import MOST_PAIRED, words_between
 from pdgemm.planning.question import Question
 from pdgemm.support.text import in_bytes, in_seconds
 from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, TRAINING, About, Profile, Rank, Spent
-from pdgemm.tools.studies import pictures, plot, records
+from pdgemm.tools.studies import figures, pictures, plot, records
 from pdgemm.tools.studies.cases import cases
 from pdgemm.tools.studies.curves import read_all
 from pdgemm.tools.studies.pictures import SPANS
@@ -123,7 +123,7 @@ def test_candidates_of_a_plan_with_their_time_and_memory(tmp_path: Path) -> None
         assert re.search(rf"<text[^>]*>[^<]*{re.escape(said)}", out.read_text()), said
     for bad in ("plan.html", "plan", "none/plan.svg"):
         with pytest.raises(PdgemmError):
-            pictures.check_picture(tmp_path / bad)
+            figures.check_output(tmp_path / bad, figures.IMAGES, False)
 
 
 @pytest.mark.parametrize("algorithm", ["summa", "cannon", "2.5d", "inner", "stationary_a"])

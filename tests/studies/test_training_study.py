@@ -374,7 +374,7 @@ def test_a_loss_that_is_no_number_is_wrong(tmp_path: Path) -> None:
         ("--train no.py --ranks 1", "there is no such program"),
         ("shapes --train --ranks 1", "strong or weak"),
         ("--train --ranks 1 --page s.txt", "a report is a file with the ending .html"),
-        ("--train --ranks 1 --out s.html", "takes the measurements"),
+        ("--train --ranks 1 --out s.html", "holds the measurements"),
         ("--train --ranks 1 --page no/s.html", "does not exist"),
         ("--train --ranks 1 --steps 0", "0 is not in the range"),
     ],

@@ -191,9 +191,9 @@ def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> An
     """
     if picture is None:
         return None
-    from pdgemm.tools.studies import pictures
+    from pdgemm.tools.studies import figures, pictures
 
-    pictures.check_picture(picture, force, pictures.OF_RUNS if of_runs else pictures.FORMS)
+    figures.check_output(picture, figures.FORMS if of_runs else figures.IMAGES, force)
     return pictures
 
 

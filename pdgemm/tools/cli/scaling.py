@@ -21,10 +21,10 @@ from pdgemm.support.text import counted, echo
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import start_mpi
 from pdgemm.tools.cli.options import INTEGERS, MNK
-from pdgemm.tools.studies import records
+from pdgemm.tools.studies import figures, records
 from pdgemm.tools.studies.cases import KINDS, cases
 from pdgemm.tools.studies.jobs import BAD_INPUT, ENDED, Ended, Launcher, StudyJobs, threads_per_rank
-from pdgemm.tools.studies.plot import check_report, finished
+from pdgemm.tools.studies.plot import finished
 from pdgemm.tools.studies.training.training_cases import AUTO, EXAMPLE, SIZES, program_file, training_cases
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def scaling(
         wanted = _multiplied(studied, device)
     study = _StudyInFile(path, page, wanted, machine_file, device, ordinary)
     if page is not None and only is None and not calibrate:
-        check_report(page, path, force)
+        figures.check_output(page, figures.FORMS, force, [path])
     if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
         return _inside(study, only, calibrate, repeats, warmup)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError, PdgemmError
 from pdgemm.planning.machines.machine import Machine, load_machine
-from pdgemm.support.files import check_writable, write_file
+from pdgemm.support.files import write_file
 from pdgemm.support.text import Table, counted, echo, in_seconds
 from pdgemm.tools.studies import figures
 from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Point, Results, Section, per_node, read_all
@@ -25,7 +24,6 @@ from pdgemm.tools.studies.training.training_curves import TrainingPoint, agreeme
 from pdgemm.tools.studies.training.training_panels import panels_of_training
 from pdgemm.tools.studies.training.training_tables import tables_of_training
 
-FORMS = (".html", ".png", ".svg")
 _FAR = 1 << 17  # ranks beyond which no time is predicted
 _MOST = 10  # the most faults that are printed one by one
 # the columns of tables: each function returns a cell for a curve and a point of the curve
@@ -68,14 +66,6 @@ class ReportSection(NamedTuple):
     tables: Mapping[str, Table]
 
 
-def check_report(page: Path, study: Path, overwrite: bool) -> None:
-    """Raise ArgumentError or FileError where a report cannot be written beside a study that has not begun."""
-    figures.form_of(page, FORMS)
-    if os.path.realpath(page) == os.path.realpath(study):
-        raise ArgumentError(f"{page} takes the measurements: name another file for the report")
-    check_writable(page, 0, overwrite)
-
-
 def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
     """Write the report of a study, say whether the losses of training agree, and return the exit code: 1 if not."""
     study = read_study(path)
@@ -86,7 +76,7 @@ def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
             echo(losses.text, err=not losses.agree)
         try:
             if page is not None and study.measured:
-                report([path], page, None, None, overwrite=True)  # as `check_report` has decided
+                report([path], page, None, None, overwrite=True)  # as `check_output` has decided
         except PdgemmError as bad:
             echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
     return 0 if losses.agree else 1
@@ -101,10 +91,7 @@ def report(
     predict_to   : the most ranks of a prediction; None: so many that measurements take half of the axis of ranks.
     overwrite    : also replace a file that pdgemm did not write.
     """
-    form = figures.form_of(out, FORMS)
-    if os.path.realpath(out) in map(os.path.realpath, studies):
-        raise ArgumentError(f"{out} is one of the studies: name another file for the report")
-    check_writable(out, 0, overwrite)
+    form = figures.check_output(out, figures.FORMS, overwrite, studies)
     machine = load_machine(machine_file) if machine_file else None
     results = read_all(studies)
     for place, fault in results.unread[:_MOST]:
