@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -104,15 +103,12 @@ def model(
         if choice.nearest:
             nearest = f"{choice.nearest.layout} comes closest: {choice.nearest.refused}"
             refused[0] += f" Of {counted(choice.refused, 'other')}, {nearest}"
-    if as_json:
-        facts = {"parameters": shape.parameters, "machine": machine.name, "batch": batch}
-        echo(json.dumps({**facts, "layouts": [{**x.as_dict(), **x.run(tokens, price)} for x in plans]}))
-        return 0
+    facts = {"parameters": shape.parameters, "machine": machine.name, "batch": batch}
+    facts["layouts"] = [{**x.as_dict(), **x.run(tokens, price)} for x in plans]
     node = f", {machine.ranks_per_node} on a node" if machine.ranks_per_node else ""
-    echo(f"{shape}\n{batch} samples, {batch * shape.sequence:,} tokens a step; machine: {machine.name}{node}\n")
-    echo(str(_table(plans)))
-    echo("\n".join([*refused, "", *_in_detail(plans[0], tokens, price)]))
-    return 0
+    title = f"{shape}\n{batch} samples, {batch * shape.sequence:,} tokens a step; machine: {machine.name}{node}\n"
+    lines = [title, str(_table(plans)), *refused, "", *_in_detail(plans[0], tokens, price)]
+    return options.show(as_json, facts, "\n".join(lines))
 
 
 def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:

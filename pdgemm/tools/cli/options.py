@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from pdgemm.planning import algorithm_registry
 from pdgemm.schedules import mover_registry
 from pdgemm.support.files import is_npy
 from pdgemm.support.json_input import LARGEST
+from pdgemm.support.text import echo
 
 _SHOWN = 100  # characters of an invalid argument that a message shows
 
@@ -195,6 +197,13 @@ def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> An
 
     figures.check_output(picture, figures.FORMS if of_runs else figures.IMAGES, force)
     return pictures
+
+
+def show(as_json: bool, facts: dict[str, Any], text: str, picture: Path | None = None) -> int:
+    """Print the facts as a JSON object, or the text, with the name of the picture that was written; return 0."""
+    wrote = {"wrote": str(picture)} if picture else {}
+    echo(json.dumps(facts | wrote) if as_json else "\n".join([text, *(f"wrote {name}" for name in wrote.values())]))
+    return 0
 
 
 compression = click.option(

@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +31,7 @@ from pdgemm.tools.studies.training.training_cases import AUTO, EXAMPLE, SIZES, p
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_warn = partial(echo, err=True)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _of_training = options.stacked_options(
     click.option(
@@ -207,7 +209,7 @@ def _in_jobs(study: _StudyInFile, launch: Launcher) -> int:
     contents, machine = study.opened()
     left = records.left(contents, study.wanted)
     todo, fits = study.fitting(left, launcher.allocated_ranks(), "the allocation has room for")
-    _say(study.headline(todo))
+    echo(study.headline(todo))
     if not todo:
         return 0 if fits else 1
     with records.study_lock(study.path):
@@ -227,7 +229,7 @@ def _measure(study: _StudyInFile, todo: list[records.AnyCase], launch: Launcher,
             sizes = sorted(case.ranks for case in todo)
             # the largest job for which there are cores
             few = max((ranks for ranks in sizes if ranks * threads <= _cores()), default=min(sizes[-1], _cores()))
-            _say(f"calibrating on {counted(few, 'rank')}")
+            echo(f"calibrating on {counted(few, 'rank')}")
             code, _ = jobs.step(few, "--calibrate")
             if code:
                 _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
@@ -252,16 +254,6 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if ranks is None else ranks * (launcher.cores_per_rank() or 1)
 
 
-def _say(text: str, err: bool = False) -> None:
-    """Print a line; the study continues where the output is closed."""
-    with suppress(BrokenPipeError):
-        echo(text, err=err)
-
-
-def _warn(text: str) -> None:
-    _say(text, err=True)
-
-
 # ------------------------------------------------------------------ on the ranks of one job
 def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, repeats: int, warmup: int) -> int:
     """Measure the remaining cases on the ranks of this job; return the exit code.
@@ -283,13 +275,13 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
     todo = records.left(contents, wanted) if only is None else [wanted[number] for number in only]
     todo, good = study.fitting(todo, comm.size, "this job has", loud=not comm.rank)
     if only is None:
-        _say(study.headline(todo))
+        echo(study.headline(todo))
 
     def doing(case: records.AnyCase, done: int) -> None:
         signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
 
     def notify(case: records.AnyCase, record: records.Record) -> None:
-        _say(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
+        echo(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
     with ExitStack() as locks:
         if todo and only is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -63,12 +61,12 @@ class Speaker(Observer):
             return
         self.facts[key] = fact
         for line in lines if not self.as_json else ():
-            say_line(line, err)
+            echo(line, err)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error, and keep it for the JSON object.  Rank 0 only."""
         self.facts["warnings"] = [*self.facts.get("warnings", []), text]
-        say_line(f"pdgemm: warning: {text}", err=True)
+        echo(f"pdgemm: warning: {text}", err=True)
 
     def read(self, x: Source, block: Block | None) -> DistMatrix:
         """Read a matrix, or its transpose where the op of its source is not "N"."""
@@ -149,14 +147,6 @@ class ProgressLines:
         echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
 
 
-def say_line(text: str, err: bool = False) -> None:
-    """Print a line to standard output, or standard error; the work continues where the stream is closed."""
-    try:
-        echo(text, err=err)
-    except BrokenPipeError:
-        setattr(sys, "stderr" if err else "stdout", open(os.devnull, "w"))  # noqa: SIM115
-
-
 @contextmanager
 def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speaker]:
     """Provide a `Speaker` with a grid of all ranks; print its JSON object at the end."""
@@ -168,7 +158,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
         yield say
         if as_json and grid.rank == 0:
             say.facts["seconds"] = perf_counter() - start
-            say_line(json.dumps(say.facts, default=str))
+            echo(json.dumps(say.facts, default=str))
 
 
 def check_launcher(size: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -71,14 +70,13 @@ def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
     study = read_study(path)
     measured = [study.measured[case] for case in wanted if case in study.done and isinstance(case, TrainingCase)]
     losses = agreement([TrainingPoint.of(record, path) for record in measured])
-    with suppress(BrokenPipeError):
-        if measured and (page is None or not losses.agree):  # a report says it, too
-            echo(losses.text, err=not losses.agree)
-        try:
-            if page is not None and study.measured:
-                report([path], page, None, None, overwrite=True)  # as `check_output` has decided
-        except PdgemmError as bad:
-            echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
+    if measured and (page is None or not losses.agree):  # a report says it, too
+        echo(losses.text, err=not losses.agree)
+    try:
+        if page is not None and study.measured:
+            report([path], page, None, None, overwrite=True)  # as `check_output` has decided
+    except PdgemmError as bad:
+        echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
     return 0 if losses.agree else 1
 
 
