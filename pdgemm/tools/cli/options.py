@@ -105,18 +105,13 @@ def _count(text: str) -> int:
 
 
 def _number(text: str) -> complex:
-    above, fraction, below = text.partition("/")
-    value = _part(above) / (_part(below) if fraction else 1)
+    try:
+        value: complex = float(text)
+    except ValueError:
+        value = complex(re.sub("i$", "j", text))
     if not cmath.isfinite(value) and not re.search("inf|nan", text, re.IGNORECASE):
         raise OverflowError
     return value
-
-
-def _part(text: str) -> complex:
-    try:
-        return float(text)
-    except ValueError:
-        return complex(re.sub("i$", "j", text))
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -139,7 +134,7 @@ MEMORY = _Form(
 )
 WORDS = _Form("number", _count, "25e6 or 25000000")
 SECONDS = _Form("time", partial(_quantity, units=_SECONDS), "10min, 90s, 2h or 3d, with its unit")
-NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")
+NUMBER = _Form("number", _number, "1.5 or 2+1j")
 
 MOST = 1 << 31
 COUNT = click.IntRange(1, MOST)  # number of ranks, layers, inner indices, repetitions
