@@ -144,7 +144,6 @@ def test_other_settings_are_other_curves(tmp_path: Path) -> None:
     assert [curve.label for curve in only.curves] == ["1 thread per rank", "2 threads per rank"]
     assert [[x.ranks for x in curve.points] for curve in only.curves] == [[1, 2], [1, 4]]
     assert any("threads per rank (1; 2)" in note for note in found.notes)
-    assert any("host<1>, other" in note for note in found.notes)
     again = study(tmp_path / "c.jsonl", *strong(times={1: 7.0}))
     (curve, _) = read_all([first, second, again]).sections[0].curves
     assert [x.seconds for x in curve.points] == [7.0, 4.0]  # the later file of equal dates

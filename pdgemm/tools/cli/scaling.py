@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pdgemm.errors import ArgumentError, FileError
+from pdgemm.errors import ArgumentError
 from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import CUDA, Machine, load_machine, named_by_variable
 from pdgemm.support import launcher
+from pdgemm.support.files import check_writable
 from pdgemm.support.text import counted, echo
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import start_mpi
@@ -161,11 +162,8 @@ class _StudyInFile:
 
         Raises FileError if the study cannot be continued.
         """
-        path, folder = self.path, self.path.absolute().parent
-        if not folder.is_dir():
-            raise FileError(f"{path}: the folder {folder} does not exist")
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            raise FileError(f"{path}: no permission to write")
+        path = self.path
+        check_writable(path, 0)
         study = records.open_study(path)
         if study.torn:
             echo(f"{path}: its last line was not finished, and is measured again", err=True)

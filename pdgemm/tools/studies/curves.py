@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.json_input import Count, Figure, Positive, converted
 from pdgemm.support.text import algorithm_name, in_bytes, sides
@@ -30,7 +29,6 @@ TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
 USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
-LARGEST = 10**9  # the most ranks, and the most elements of a dimension
 OVERSUBSCRIBED = (
     "Points that are grey inside, and the mark *, are of more ranks than cores: the ranks took turns, and their times "
     "do not show how fast as many cores would be."
@@ -79,7 +77,9 @@ class Point(Measurement, kw_only=True):
     def of(cls, record: Record, source: Path) -> Point:
         """Return the point of a record.  Raises ArgumentError where the record is incomplete or invalid."""
         point = converted({**record, "record": record, "source": str(source)}, cls)
-        _check(point.case)
+        if point.case.kind == "weak":
+            mnk, shape = point.case.of, cast("Any", MNK)
+            converted(mnk.split(","), shape, f"a weak case is of m,n,k on one rank, got {mnk!r}", strict=False)
         return point
 
     @property
@@ -291,17 +291,6 @@ def per_node(points: Iterable[Point]) -> int:
     return max((x.setting.cores_per_node // max(x.setting.threads_per_rank) for x in points), default=1) or 1
 
 
-def _check(case: Case) -> None:
-    """Raise ArgumentError for a case that `pdgemm scaling` does not write and the planner cannot predict."""
-    if max(case.ranks, *case.mnk) > LARGEST:
-        raise ArgumentError(f"ranks and dimensions are at most {LARGEST}")
-    if case.dtype not in map(str, dtypes.BLAS):
-        raise ArgumentError(f"{case.dtype} is not one of the types {dtypes.names(dtypes.BLAS)}")
-    if case.kind == "weak":
-        shape: Any = MNK
-        converted(case.of.split(","), shape, f"a weak case is of m,n,k on one rank, got {case.of!r}", strict=False)
-
-
 def _opened(path: Path, results: Results) -> records.Study:
     """Return a study that has measurements, and add its unreadable lines to the results.  Raises FileError."""
     study = records.read_study(path)
@@ -328,8 +317,4 @@ def _notes(points: Sequence[Measurement]) -> list[str]:
         for name, each in values.items()
         if len(each) > 1
     ]
-    apart = [{*point.setting.nodes} for point in points]
-    hosts = sorted(set().union(*apart))
-    if len(hosts) > 1 and not set.intersection(*apart):
-        notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}).")
     return notes + [OVERSUBSCRIBED] * any(point.oversubscribed for point in points)
