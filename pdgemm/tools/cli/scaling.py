@@ -178,20 +178,6 @@ class _StudyInFile:
         if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
             records.append(self.path, {"machine": known})
 
-    def fitting(
-        self, todo: list[records.AnyCase], ranks: int | None, what: str, loud: bool = True
-    ) -> tuple[list[records.AnyCase], bool]:
-        """Return the cases that fit the available ranks, and whether all do.   loud : print a line on the others."""
-        large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
-        if ranks is None or not large:
-            return todo, True
-        text = f"{what} {counted(ranks, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
-        if all(case.ranks > ranks for case in self.wanted):
-            raise ArgumentError(text)
-        if loud:
-            _warn(f"{text}, and are left out")
-        return [case for case in todo if case.ranks <= ranks], False
-
     def headline(self, todo: list[records.AnyCase]) -> str:
         return f"{self.path}: {counted(len(self.wanted), 'case')}, {len(todo)} to run"
 
@@ -201,19 +187,25 @@ class _StudyInFile:
         return len(records.read_study(self.path).done & {*self.wanted})
 
 
+def _check_fit(todo: list[records.AnyCase], ranks: int | None, what: str) -> None:
+    """Raise ArgumentError where a case needs more ranks than there are.   ranks : None if their number is unknown."""
+    large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
+    if ranks is not None and large:
+        raise ArgumentError(f"{what} {counted(ranks, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit")
+
+
 # ------------------------------------------------------------------ a job for each number of ranks
 def _in_jobs(study: _StudyInFile, launch: Launcher) -> int:
     """Measure the remaining cases, each number of ranks in a job of its own; return the exit code."""
     contents, machine = study.opened()
-    left = records.left(contents, study.wanted)
-    todo, fits = study.fitting(left, launcher.allocated_ranks(), "the allocation has room for")
+    todo = records.left(contents, study.wanted)
+    _check_fit(todo, launcher.allocated_ranks(), "the allocation has room for")
     echo(study.headline(todo))
     if not todo:
-        return 0 if fits else 1
+        return 0
     with records.study_lock(study.path):
         study.keep(contents, machine)
-        code = _measure(study, todo, launch, calibrate=machine is None and not study.ordinary)
-    return code if fits else max(code, 1)
+        return _measure(study, todo, launch, calibrate=machine is None and not study.ordinary)
 
 
 def _measure(study: _StudyInFile, todo: list[records.AnyCase], launch: Launcher, calibrate: bool) -> int:
@@ -271,7 +263,7 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
     if calibrate:
         return 0 if _calibrated(comm, study) else 1
     todo = records.left(contents, wanted) if only is None else [wanted[number] for number in only]
-    todo, good = study.fitting(todo, comm.size, "this job has", loud=not comm.rank)
+    _check_fit(todo, comm.size, "this job has")
     if only is None:
         echo(study.headline(todo))
 
@@ -281,6 +273,7 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
     def notify(case: records.AnyCase, record: records.Record) -> None:
         echo(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
 
+    good = True
     with ExitStack() as locks:
         if todo and only is None:
             on_root(comm, path, lambda: locks.enter_context(records.study_lock(path)))
@@ -288,7 +281,7 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
             if machine is None and not study.ordinary:
                 machine = _calibrated(comm, study)
         if todo:
-            good &= run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
+            good = run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
     code = on_root(comm, path, lambda: finished(path, study.page, wanted)) if only is None else 0
     return code if good else max(code, 1)
 
