@@ -48,13 +48,8 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
     """Yield the arrangements that the planner compares."""
     request = problem.request
     entry = next((x for x in ALGORITHMS.values() if request.algorithm in x.names), None)
-    if entry and problem.device and not entry.devices:
-        raise ArgumentError(f"algorithm {request.algorithm!r} is for matrices on the host, these are on a device")
-    if entry and problem.triangle and not entry.triangles:
-        able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
-        raise ArgumentError(f"algorithm {request.algorithm!r} computes all of C; only {able} can compute one triangle")
-    if entry and any(problem.scales) and not entry.scales:
-        raise ArgumentError(f"algorithm {request.algorithm!r} does not multiply operands with scales")
+    if entry and (misfit := entry.misfit(problem)):
+        raise ArgumentError(f"algorithm {request.algorithm!r} {misfit}")
     suitable = (
         arrangement
         for one in request.on(problem.size)
@@ -90,7 +85,7 @@ def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
 
 def _arrangements(problem: Problem, request: AlgorithmRequest) -> Iterator[Arrangement]:
     """Yield arrangements on the present grids of the matrices, and on the best new grids."""
-    known = [entry for entry in ALGORITHMS.values() if entry.forms(problem)]
+    known = [entry for entry in ALGORITHMS.values() if not entry.misfit(problem)]
     for entry in () if problem.ideal else known:
         for p, transposed in ((problem, False), (problem.T, True)) if entry.twin else ((problem, False),):
             if entry.answers(request, transposed):
