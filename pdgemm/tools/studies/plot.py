@@ -150,7 +150,7 @@ def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
     machines += [machine for source, machine in results.machines.items() if source in planned]
     return figures.html_page(
         "report.html",
-        title=_title(results),
+        title="; ".join(dict.fromkeys(TITLES[x.kind] for x in sections)) or "A study",
         sections=[*zip(sections, svgs)],
         products=bool(results.sections),
         training=bool(results.trainings),
@@ -183,15 +183,6 @@ def _error(curve: Curve, point: Point) -> str:
         return "-"
     unknown = "" if curve.forecast.calibrated else " (uncalibrated)"
     return f"{100 * (curve.predicted(point) / point.seconds - 1):+.0f}{unknown}"
-
-
-def _title(results: Results) -> str:
-    """Return the title of a report: the measured work, and the kinds of studies."""
-    products = ", ".join(TITLES[x.kind].lower() for x in results.sections)
-    training = ", ".join(dict.fromkeys(TITLES[x.kind].lower() for x in results.trainings))
-    parts = [f"Distributed matrix multiplication: {products}"] * bool(products)
-    parts += [f"{'training' if products else 'Training'} of a transformer: {training}"] * bool(training)
-    return "; ".join(parts) or "A study"
 
 
 def command_of_record(record: Record) -> str:
