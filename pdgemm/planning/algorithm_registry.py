@@ -24,8 +24,7 @@ from pdgemm.planning.product_layouts import (
     summa_on,
     summa_on_grid_of,
 )
-from pdgemm.planning.search.algorithm_grids import GridCandidate, Search, Takes
-from pdgemm.planning.search.grid_search import Partition
+from pdgemm.planning.search.grid_search import GridCandidate, Partition, Search, Takes
 from pdgemm.schedules.products import Cannon, Inner, Layered, Product, Stationary, Summa
 
 

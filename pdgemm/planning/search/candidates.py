@@ -10,8 +10,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.planning.algorithm_registry import ALGORITHMS, algorithm_of
 from pdgemm.planning.problem import AlgorithmRequest, Problem
 from pdgemm.planning.product_layouts import cannon_on, summa_on_grid_of
-from pdgemm.planning.search.algorithm_grids import Search
-from pdgemm.planning.search.grid_search import Partition
+from pdgemm.planning.search.grid_search import Partition, Search
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.product import Collective
 from pdgemm.support.text import counted, sides
