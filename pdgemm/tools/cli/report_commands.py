@@ -18,8 +18,7 @@ from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 def info(as_report: bool, as_json: bool) -> int:
     """Show what this installation supports, what is missing, and how to install it."""
     from pdgemm.tools.cli.session import session
-    from pdgemm.tools.profiling.environment import describe, fact_rows
-    from pdgemm.tools.profiling.problem_report import problem_report
+    from pdgemm.tools.profiling.environment import describe, fact_rows, problem_report
 
     if as_report and as_json:
         raise click.UsageError("--report and --json are two forms of the same facts: choose one")
