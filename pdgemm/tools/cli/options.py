@@ -166,7 +166,7 @@ def typed(parameters: Iterable[str]) -> list[str]:
 
 
 def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
-    """Raise UsageError where another file of the command is also the file of a dataset.
+    """Raise UsageError where another file of the command is also the file of a dataset, or of another option.
 
     others : the other files, by their options.
     """
@@ -174,6 +174,7 @@ def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
     for name, file in others.items():
         if file and os.path.realpath(file) in used:
             raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
+        used |= {os.path.realpath(file)} if file else set()
 
 
 def picture(help: str) -> Callable[[Any], Any]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.json_input import Count, Figure, Positive, converted
-from pdgemm.support.text import algorithm_name, in_bytes, sides
+from pdgemm.support.text import in_bytes
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, MNK, Case
 from pdgemm.tools.studies.predictions import Predicted, Prediction
@@ -99,19 +99,6 @@ class Point(Measurement, kw_only=True):
     def over_bound(self) -> float:
         """The ratio of words to the lower bound; nan where no words have to be sent."""
         return self.words / self.product.lower_bound_words if self.product.lower_bound_words else nan
-
-    @property
-    def ran(self) -> str:
-        return algorithm_name(self.product.algorithm, self.product.inside)
-
-    @property
-    def grid(self) -> str:
-        return sides(*self.product.grid, self.product.layers)
-
-    @property
-    def hidden(self) -> float:
-        """The seconds of transfers that were hidden behind products, mean over the ranks."""
-        return self.product.per_rank.hidden_seconds.mean
 
     def ideal(self, ranks: int) -> Prediction:
         """Return the product of the same curve on `ranks` ranks that has the rate per rank of this one."""

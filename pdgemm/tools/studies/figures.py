@@ -238,12 +238,13 @@ def _split(section: Section, axes: Axes) -> None:
     shares = [{name: 100 * part / whole for name, part in x.parts.items()} for x, whole in zip(points, wholes)]
     bars = draw_parts(axes, places, shares, SPLIT, height=0.78)
     compute = np.array([x["compute"] for x in shares])
-    hidden = np.minimum(compute, [100 * x.hidden / whole for x, whole in zip(points, wholes)])
+    hides = [x.product.per_rank.hidden_seconds.mean for x in points]
+    hidden = np.minimum(compute, 100 * np.array(hides) / wholes)
     if hidden.any():  # next to the waits: together they are the transfers
         style: Any = {"color": SPLIT["compute"], "edgecolor": "white", "hatch": "////", "linewidth": 0}
         axes.barh(places, hidden, 0.78, compute - hidden, label="compute, transfers hidden behind it", **style)
-    hides = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
-    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, hides)], padding=4, fontsize=8)
+    shares_hidden = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
+    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, shares_hidden)], padding=4, fontsize=8)
     names = [f"{curve.label}, {counted(x.ranks, 'rank')}{'*' * x.oversubscribed}" for curve, x in rows]
     row_axis(axes, places, names)
     axes.set_xlim(0, 100)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pdgemm.errors import ArgumentError, PdgemmError
 from pdgemm.planning.machines.machine import Machine, load_machine
 from pdgemm.support.files import write_file
-from pdgemm.support.text import Table, counted, echo, in_seconds
+from pdgemm.support.text import Table, algorithm_name, counted, echo, in_seconds, sides
 from pdgemm.tools.studies import figures
 from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Point, Results, Section, per_node, read_all
 from pdgemm.tools.studies.figures import FigurePanel
@@ -30,8 +30,8 @@ COLUMNS: dict[str, Callable[[Curve, Point], str]] = {
     "curve": lambda curve, x: curve.label,
     "ranks": lambda curve, x: f"{x.ranks}{'*' * x.oversubscribed}",
     "m x n x k": lambda curve, x: " x ".join(map(str, x.case.mnk)),
-    "algorithm": lambda curve, x: x.ran,
-    "grid": lambda curve, x: x.grid,
+    "algorithm": lambda curve, x: algorithm_name(x.product.algorithm, x.product.inside),
+    "grid": lambda curve, x: sides(*x.product.grid, x.product.layers),
     "time": lambda curve, x: in_seconds(x.seconds),
     "median [s]": lambda curve, x: f"{x.seconds:.4g}",
     "95% interval [s]": lambda curve, x: f"{x.interval[0]:.4g} to {x.interval[1]:.4g}" if x.interval else "-",
