@@ -196,11 +196,6 @@ class Machine:
         near, far = self.intra.get(kind), self.inter.get(kind)
         return near or self.intra[MOVERS[kind].link], far or self.inter[MOVERS[kind].link]
 
-    @staticmethod
-    def hops(kind: str, length: int) -> int:
-        """Return the number of successive messages until the last of `length` ranks has a panel."""
-        return MOVERS[kind].hops(length) if kind in MOVERS else 1
-
     def pipeline(
         self, computing: float, moving: float, steps: int, overlapped: bool, first_panel_is_local: bool = False
     ) -> float:

@@ -130,19 +130,17 @@ def grids(
     return np.stack([first, second, third], axis=1)
 
 
-class Priced(NamedTuple):
-    """Grids in ascending order of the words that the busiest rank receives."""
-
-    grids: np.ndarray
-    work: np.ndarray  # m_loc x n_loc x k_loc, the size of the largest block of each grid
-
-
 @lru_cache(maxsize=64)
-def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
-    """Return the grids on which few ranks are idle, in the order of their words, with the work of a rank on each."""
+def priced(
+    m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the grids on which few ranks are idle, and m_loc n_loc k_loc, the size of the largest block of each.
+
+    The grids are in ascending order of the words that the busiest rank receives.
+    """
     if m < n:  # the grids of C^T = B^T A^T
-        seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
-        return Priced(seen.grids[:, [1, 0, 2]], seen.work)
+        every, work = priced(n, m, k, ranks, layers, shape and shape[::-1])
+        return every[:, [1, 0, 2]], work
     every = grids(m, n, k, ranks, layers, shape)
     used = every.prod(axis=1)
     every = every[used >= (0.75 if ranks < 256 else 0.9) * used.max(initial=0)]  # other grids leave too many idle
@@ -156,7 +154,7 @@ def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[
     words = m_loc * k_loc * (1 - 1 / pc) + k_loc * n_loc * (1 - 1 / pr) + m_loc * n_loc * (1 - 1 / c) * (k > 0)
     work = m_loc * n_loc * k_loc
     order = np.lexsort((work, words))
-    return Priced(every[order], work[order])
+    return every[order], work[order]
 
 
 def best_grids(
@@ -178,7 +176,8 @@ def best_grids(
     """
     every, work = priced(m, n, k, ranks, layers, shape)
     if takes is not None:
-        allowed = np.asarray(takes(*every.T, ranks))
+        pr, pc, c = every.T
+        allowed = np.asarray(takes(pr, pc, c, ranks))
         every, work = every[allowed], work[allowed]
     if not len(every):
         side = max(ranks, m, n, k)

@@ -98,14 +98,12 @@ def _links(
 
 def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
     """Return the links between nodes, which are measured by one rank of each node."""
-    leaders = failures.tracked(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
     measured, failed = dict[str, Link](), None
-    if leaders != MPI.COMM_NULL:
+    with failures.node_leaders(grid.comm, grid.node) as leaders:
         try:
-            measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES)
+            measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES) if leaders else measured
         except Exception as bad:  # all node leaders raise it together; the other ranks wait for them
             failed = bad
-        failures.free_communicator(leaders)
     agree(grid.comm, failed)
     return grid.comm.bcast(measured, root=0)
 

@@ -24,7 +24,7 @@ from pdgemm.tools.cli.options import MEMORY, WORDS
 _TOKENS = 1 << 20  # tokens of a step, if --batch is not given
 
 _shape = options.stacked_options(
-    click.option("--preset", help="A model by name, whose sizes other options change: gpt3-175b, llama3-8b, ..."),
+    click.option("--preset", type=click.Choice([*PRESETS]), help="A model by name, whose sizes other options change."),
     click.option("--layers", type=options.COUNT),
     click.option("--hidden", type=options.COUNT, help="Features of a token between layers."),
     click.option("--heads", type=options.COUNT),
@@ -113,8 +113,6 @@ def model(
 
 def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
     """Return the model of the options; a preset has defaults of all sizes.   known : whether ranks are given."""
-    if preset is not None and preset not in PRESETS:
-        raise ArgumentError(f"the presets are {', '.join(PRESETS)}, got {preset!r}")
     members = dict(PRESETS[preset]) if preset else {}
     members |= {name: size for name, size in sizes.items() if size is not None}
     needed = [x.name for x in fields(ModelShape)][:5]

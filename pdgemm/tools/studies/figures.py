@@ -233,18 +233,19 @@ def _intervals(section: Section, axes: Axes) -> None:
 def _split(section: Section, axes: Axes) -> None:
     """Draw a bar for each measurement: the shares of computing, waiting and so on in its time."""
     points, rows = section.points, section.rows
-    places = np.array([row + 0.6 * section.curves.index(curve) for row, (curve, _) in enumerate(rows)])  # space between
+    # with some space between curves
+    places = np.array([place + 0.6 * section.curves.index(curve) for place, (curve, _) in enumerate(rows)])
     wholes = [sum(x.parts.values()) for x in points]
     shares = [{name: 100 * part / whole for name, part in x.parts.items()} for x, whole in zip(points, wholes)]
     bars = draw_parts(axes, places, shares, SPLIT, height=0.78)
     compute = np.array([x["compute"] for x in shares])
-    hides = [x.product.per_rank.hidden_seconds.mean for x in points]
-    hidden = np.minimum(compute, 100 * np.array(hides) / wholes)
+    hidden_seconds = np.array([x.product.per_rank.hidden_seconds.mean for x in points])
+    hidden = np.minimum(compute, 100 * hidden_seconds / wholes)
     if hidden.any():  # next to the waits: together they are the transfers
         style: Any = {"color": SPLIT["compute"], "edgecolor": "white", "hatch": "////", "linewidth": 0}
         axes.barh(places, hidden, 0.78, compute - hidden, label="compute, transfers hidden behind it", **style)
-    shares_hidden = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
-    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, shares_hidden)], padding=4, fontsize=8)
+    overlaps = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
+    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, overlaps)], padding=4, fontsize=8)
     names = [f"{curve.label}, {counted(x.ranks, 'rank')}{'*' * x.oversubscribed}" for curve, x in rows]
     row_axis(axes, places, names)
     axes.set_xlim(0, 100)

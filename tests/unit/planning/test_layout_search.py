@@ -113,7 +113,7 @@ def test_the_command() -> None:
         ("--machine b200", "the machines are a100-40, a100-80, h100 and files"),
         ("--memory 80", "'80' is not of the form 80GB or 40GiB, with its unit"),
         ("--memory 1GB", "no layout of 128 ranks fits: "),
-        ("--preset gpt5", "the presets are gpt3-175b, "),
+        ("--preset gpt5", "'gpt5' is not one of 'gpt3-175b', "),
         ("--layout dp=3", "needs 3 ranks, not 128"),
         ("--layout dp=128,colour=1", "the names are dp, tp, pp"),
         ("--layout dp=128,zero=x", "zero of a layout is a whole number"),
