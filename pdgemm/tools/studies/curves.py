@@ -248,8 +248,7 @@ def read_all(paths: Sequence[Path]) -> Results:
     if again:
         results.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
     for kind in KINDS:
-        mine = [point for point in points.values() if isinstance(point, Point) and point.case.kind == kind]
-        if mine or any(isinstance(case, Case) and case.kind == kind for _, case, _ in results.bad):
+        if mine := [x for x in points.values() if isinstance(x, Point) and x.case.kind == kind]:
             results.sections.append(Section(kind, curves_of(mine)))
     results.trainings = training_curves.sections_of_training(x for x in points.values() if isinstance(x, TrainingPoint))
     if not results.sections and not results.trainings and not results.bad:
@@ -265,8 +264,7 @@ def curves_of(points: Iterable[Point]) -> list[Curve]:
     for point in points:
         together[point.case.curve, *point.settings.values()].append(point)
     curves = [Curve(sorted(each, key=lambda x: x.ranks)) for each in together.values()]
-    names = curves[0].texts if curves else {}
-    properties = [name for name in names if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
+    properties = [name for name in curves[0].texts if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
     return [
         Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in properties))
         for x in curves

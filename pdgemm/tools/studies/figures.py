@@ -180,8 +180,6 @@ def html_page(template: str, **facts: Any) -> bytes:
 # ------------------------------------------------------------------ sections of products
 def panels(section: Section) -> list[FigurePanel]:
     """Return the panels for which there are data."""
-    if not section.curves:
-        return []
     several = any(curve.forecast or len(curve.points) > 1 for curve in section.curves)
     words = any(x.over_bound > 0 for x in section.points)
     shown = {"time": several, "efficiency": several, "fraction": True, "words": words}

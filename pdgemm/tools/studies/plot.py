@@ -24,7 +24,6 @@ from pdgemm.tools.studies.training.training_panels import panels_of_training
 from pdgemm.tools.studies.training.training_tables import tables_of_training
 
 _FAR = 1 << 17  # ranks beyond which no time is predicted
-_MOST = 10  # the most faults that are printed one by one
 # the columns of tables: each function returns a cell for a curve and a point of the curve
 COLUMNS: dict[str, Callable[[Curve, Point], str]] = {
     "curve": lambda curve, x: curve.label,
@@ -92,10 +91,8 @@ def report(
     form = figures.check_output(out, figures.FORMS, overwrite, studies)
     machine = load_machine(machine_file) if machine_file else None
     results = read_all(studies)
-    for place, fault in results.unread[:_MOST]:
+    for place, fault in results.unread:
         echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
-    if len(results.unread) > _MOST:
-        echo(f"pdgemm: warning: {len(results.unread) - _MOST} more were left out", err=True)
     if not results.measurements and form != ".html":
         raise ArgumentError(
             f"there is nothing to draw: {counted(len(results.bad), 'case')} failed or wrong, none right"
@@ -104,7 +101,7 @@ def report(
     forecasts = [curve.forecast for section in results.sections for curve in section.curves if curve.forecast]
     results.notes += assumptions(forecasts, gpus=any(point.case.device != "host" for point in results.points))
     with figures.drawing():
-        drawn: list[Any] = [(x, figures.panels(x), tables_of_section(x)) for x in results.sections if x.points]
+        drawn: list[Any] = [(x, figures.panels(x), tables_of_section(x)) for x in results.sections]
         drawn += [(x, panels_of_training(x), tables_of_training(x)) for x in results.trainings]
         sections = [ReportSection(x.title, x.kind, figures.groups_of(every), of_x) for x, every, of_x in drawn]
         if form == ".html":
@@ -121,7 +118,7 @@ def report(
 def predict_curves(results: Results, machine: Machine | None, to: int | None) -> None:
     """Add the predictions of all curves to the results; the arguments are those of `report`."""
     for section in results.sections:
-        counts = section.counts or [1]
+        counts = section.counts
         last = to or min(counts[-1] * max(4, counts[-1] // counts[0]), _FAR)
         for curve in section.curves:
             known = machine or results.machines.get(curve.first.source)

@@ -65,10 +65,6 @@ class Study:
         """The cases that need not be measured again."""
         return {case for case, record in self.measured.items() if record["status"] == "ok"}
 
-    @property
-    def settings(self) -> Iterator[dict[str, Any]]:
-        return (x["setting"] for x in self.measured.values() if x["status"] != "failed")
-
 
 def read_study(path: Path) -> Study:
     """Return the study in a file, an empty study if there is no file.  Raises FileError if the file cannot be read."""
@@ -128,7 +124,7 @@ def open_study(path: Path) -> Study:
 
 def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
     """Raise ArgumentError if the file has measurements with other software or on another kind of node."""
-    for before in study.settings:
+    for before in (x["setting"] for x in study.measured.values() if x["status"] != "failed"):
         for name in SETTING:
             if before.get(name) != now.get(name):
                 raise ArgumentError(
