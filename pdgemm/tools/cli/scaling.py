@@ -181,11 +181,6 @@ class _StudyInFile:
     def headline(self, todo: list[records.AnyCase]) -> str:
         return f"{self.path}: {counted(len(self.wanted), 'case')}, {len(todo)} to run"
 
-    @property
-    def done(self) -> int:
-        """The number of cases that are measured."""
-        return len(records.read_study(self.path).done & {*self.wanted})
-
 
 def _check_fit(todo: list[records.AnyCase], ranks: int | None, what: str) -> None:
     """Raise ArgumentError where a case needs more ranks than there are.   ranks : None if their number is unknown."""
@@ -211,7 +206,7 @@ def _in_jobs(study: _StudyInFile, launch: Launcher) -> int:
 def _measure(study: _StudyInFile, todo: list[records.AnyCase], launch: Launcher, calibrate: bool) -> int:
     """Measure the cases in jobs, and return the exit code."""
     threads = threads_per_rank(max(case.ranks for case in study.wanted))
-    jobs = StudyJobs(launch, study.path, sys.argv[1:], threads, _warn)
+    jobs = StudyJobs(launch, study.path, sys.argv[1:], threads)
     try:
         for number in _SIGNALS:
             signal.signal(number, _end)
@@ -226,8 +221,9 @@ def _measure(study: _StudyInFile, todo: list[records.AnyCase], launch: Launcher,
         return jobs.run(todo, study.wanted)
     except Ended:
         _warn(
-            f"pdgemm: ended by a signal: {study.done} of {counted(len(study.wanted), 'case')} are measured and in "
-            f"{study.path}; the one that was running is lost; the same command goes on"
+            f"pdgemm: ended by a signal: {records.number_done(study.path, study.wanted)} of "
+            f"{counted(len(study.wanted), 'case')} are measured and in {study.path}; the one that was running is lost; "
+            "the same command goes on"
         )
         return ENDED
 
@@ -253,9 +249,8 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
     from mpi4py import MPI
 
     from pdgemm.io.atomic import on_root
-    from pdgemm.support import signals
     from pdgemm.tools.cli.session import check_launcher
-    from pdgemm.tools.studies.run import run_cases, said
+    from pdgemm.tools.studies.run import run_cases
 
     comm, path, wanted = MPI.COMM_WORLD, study.path, study.wanted
     check_launcher(comm.size)
@@ -266,22 +261,13 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
     _check_fit(todo, comm.size, "this job has")
     if only is None:
         echo(study.headline(todo))
-
-    def doing(case: records.AnyCase, done: int) -> None:
-        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
-
-    def notify(case: records.AnyCase, record: records.Record) -> None:
-        echo(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
-
-    good = True
     with ExitStack() as locks:
         if todo and only is None:
             on_root(comm, path, lambda: locks.enter_context(records.study_lock(path)))
             on_root(comm, path, lambda: study.keep(contents, machine))
             if machine is None and not study.ordinary:
                 machine = _calibrated(comm, study)
-        if todo:
-            good = run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
+        good = not todo or run_cases(comm, path, wanted, todo, repeats, warmup, machine)
     code = on_root(comm, path, lambda: finished(path, study.page, wanted)) if only is None else 0
     return code if good else max(code, 1)
 

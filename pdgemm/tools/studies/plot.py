@@ -185,12 +185,7 @@ def _error(curve: Curve, point: Point) -> str:
 def command_of_record(record: Record) -> str:
     """Return the command of the user that led to a record, as a line for a shell."""
     words = record.get("command")
-    if not isinstance(words, list) or not words:
-        return ""
-    environment = record.get("environment")
-    threads = environment.get("OMP_NUM_THREADS") if isinstance(environment, dict) else None
-    before = f"OMP_NUM_THREADS={shlex.quote(str(threads))} " if threads else ""
-    return before + shlex.join(map(str, words))
+    return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
 def _setting(points: Sequence[Measurement]) -> Table:

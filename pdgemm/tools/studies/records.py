@@ -180,6 +180,11 @@ def study_lock(path: Path) -> Iterator[None]:
         os.close(held)
 
 
+def number_done(path: Path, wanted: Sequence[AnyCase]) -> int:
+    """Return how many of the cases need not be measured again."""
+    return len(read_study(path).done & {*wanted})
+
+
 def left(study: Study, wanted: Iterable[AnyCase]) -> list[AnyCase]:
     """Return the cases to be measured, with cases that failed or were wrong before at the end."""
     return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)
