@@ -70,10 +70,6 @@ class Question:
             raise ArgumentError(f"a product needs 1 to {_MOST_RANKS:,} ranks, got {self.ranks}")
         if self.shape is not None and min(self.shape) < 1:
             raise ArgumentError(f"a grid has 1 x 1 ranks or more, got {self.shape[0]} x {self.shape[1]}")
-        if self.layers is not None and self.layers < 1:
-            raise ArgumentError(f"a grid has 1 layer or more, got {self.layers}")
-        if self.memory is not None and self.memory < 0:
-            raise ArgumentError(f"memory is >= 0 bytes, got {self.memory}")
         for name, value, known in (("layouts", self.layouts, LAYOUTS), ("mover", self.mover, movers())):
             if value not in known:
                 raise ArgumentError(f"{name} {value!r} is not one of {', '.join(known)}")
