@@ -19,7 +19,7 @@ from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.support.text import Table, counted, echo, in_seconds, in_words
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank
-from pdgemm.tools.cli.options import MEMORY, WORDS
+from pdgemm.tools.cli.options import BYTES, WORDS
 
 _TOKENS = 1 << 20  # tokens of a step, if --batch is not given
 
@@ -51,7 +51,7 @@ _shape = options.stacked_options(
     "--machine", "machine_name", default="a100-80", show_default=True,
     help="a100-40, a100-80, h100, or a file of `pdgemm calibrate`.",
 )  # fmt: skip
-@click.option("--memory", type=MEMORY, help="Memory per rank, such as 40GB.  [default: that of the machine]")
+@click.option("--memory", type=BYTES, help="Memory per rank, such as 40GB.  [default: that of the machine]")
 @click.option("--dtype", type=click.Choice(("bfloat16", "float16", "float32")), default="bfloat16", show_default=True)
 @click.option("--layout", "layout_text", help="Show only this layout: dp=4,tp=4,pp=8,recompute=selective.")
 @click.option(

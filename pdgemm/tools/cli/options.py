@@ -92,8 +92,8 @@ def _quantity(text: str, units: dict[str, float]) -> float:
     return number
 
 
-def _bytes(text: str, units: dict[str, float]) -> int:
-    return int(_quantity(text, units))
+def _bytes(text: str) -> int:
+    return int(_quantity(text, _OF_BYTES))
 
 
 def _count(text: str) -> int:
@@ -128,10 +128,7 @@ GRID = _Form("PrxPc", _PAIR, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 SUBSET = _Form("lo:hi", partial(_integers, separators=":", count=2), "0:9, the first and the last index")
 INTEGERS = _Form("numbers", _integers, "1,2,4")
-BYTES = _Form("bytes", partial(_bytes, units=_OF_BYTES), "2GiB, 500MB or 1000000")
-MEMORY = _Form(
-    "bytes", partial(_bytes, units={x: y for x, y in _OF_BYTES.items() if x}), "80GB or 40GiB, with its unit"
-)
+BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
 WORDS = _Form("number", _count, "25e6 or 25000000")
 SECONDS = _Form("time", partial(_quantity, units=_SECONDS), "10min, 90s, 2h or 3d, with its unit")
 NUMBER = _Form("number", _number, "1.5 or 2+1j")

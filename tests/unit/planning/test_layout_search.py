@@ -111,7 +111,7 @@ def test_the_command() -> None:
         ("--ranks 0", "0 is not in the range"),
         ("--heads 7", "heads 7 does not divide hidden 12288"),
         ("--machine b200", "the machines are a100-40, a100-80, h100 and files"),
-        ("--memory 80", "'80' is not of the form 80GB or 40GiB, with its unit"),
+        ("--memory much", "'much' is not of the form 2GiB, 500MB or 1000000"),
         ("--memory 1GB", "no layout of 128 ranks fits: "),
         ("--preset gpt5", "'gpt5' is not one of 'gpt3-175b', "),
         ("--layout dp=3", "needs 3 ranks, not 128"),
