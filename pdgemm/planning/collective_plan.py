@@ -101,6 +101,5 @@ def costs_table(costs: tuple[CollectiveCost, ...]) -> str:
     ]
     table = Table(("algorithm", "time", "words", "of bound", "messages"), rows, words=("algorithm",))
     bound = f"no algorithm sends less than {in_words(round(least))} per rank, in fewer than {counted(rounds, 'round')}"
-    sums = {x.collective.algorithm: algorithms(x.collective.operation)[x.collective.algorithm].sums for x in costs}
-    orders = [f"sums of {name}: {order}" for name, order in sums.items() if order]
+    orders = [f"sums of {x['algorithm']}: {x['sums']}" for x in (cost.as_dict() for cost in costs) if x["sums"]]
     return "\n".join([str(table), f"{bound}\n(Chan et al. 2007)", *orders])

@@ -82,16 +82,12 @@ def read_study(path: Path) -> Study:
         try:
             _take(study, line)
         except ArgumentError as bad:
-            if number == len(lines) and _begun(line):
+            begun = line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
+            if number == len(lines) and begun:  # its writer was killed
                 study.torn = True
             else:
                 study.unread.append((number, str(bad)))
     return study
-
-
-def _begun(line: bytes) -> bool:
-    """Return whether a line is the beginning of a record, whose writer was killed."""
-    return line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
 
 
 def _take(study: Study, line: bytes) -> None:
