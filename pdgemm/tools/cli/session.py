@@ -133,17 +133,14 @@ class ProgressLines:
         self._what, self._amount, self._in_bytes = what, amount, unit == "B/s"
         self._start, self._last = perf_counter(), 0.0
 
-    def rate(self, done: int, total: int) -> str:
-        """Return the rate so far as text; "" where the amount is unknown."""
-        rate = done / max(total, 1) * self._amount / max(perf_counter() - self._start, 1e-9)
-        return "" if not self._amount else f"{in_bytes(rate)}/s" if self._in_bytes else in_rate(rate)
-
     def __call__(self, done: int, total: int) -> None:
         now, share = perf_counter() - self._start, done / max(total, 1)
         if now - self._last < SECONDS_BETWEEN_LINES or not 0 < share < 1:
             return
         self._last = now
-        parts = f"{share:.0%} in {in_seconds(now)}", self.rate(done, total), f"{in_seconds(now / share - now)} left"
+        rate = share * self._amount / now
+        rate_text = f"{in_bytes(rate)}/s" if self._in_bytes else in_rate(rate)
+        parts = f"{share:.0%} in {in_seconds(now)}", rate_text * (rate > 0), f"{in_seconds(now / share - now)} left"
         echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
 
 

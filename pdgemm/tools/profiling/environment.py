@@ -225,11 +225,10 @@ def without_names(text: str, hosts: Iterable[str] = ()) -> str:
 
 
 def _shared_memory() -> str:
-    try:
+    with suppress(OSError):
         total, _, free = disk_usage("/dev/shm")
-    except OSError:
-        return "none"
-    return f"{in_bytes(free)} free of {in_bytes(total)}"
+        return f"{in_bytes(free)} free of {in_bytes(total)}"
+    return "none"
 
 
 def _variables() -> list[tuple[str, str]]:

@@ -120,11 +120,9 @@ class StudyJobs:
         """End a job, in the last resort by SIGKILL; launchers forward SIGUSR1 to the ranks."""
         for number, grace in ((signal.SIGUSR1, _GRACE), (signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
             process.send_signal(number)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(grace)
                 return
-            except subprocess.TimeoutExpired:
-                continue
 
 
 def _pass_on(errors: IO[bytes], last: deque[str], ended: Event) -> None:
