@@ -168,10 +168,10 @@ def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
     others : the other files, by their options.
     """
     used = {os.path.realpath(x.path) for x in datasets if x}
-    for name, file in others.items():
-        if file and os.path.realpath(file) in used:
-            raise click.UsageError(f"{name} {file} is a file that is read or written here: name another one")
-        used |= {os.path.realpath(file)} if file else set()
+    for name, path in ((name, os.path.realpath(file)) for name, file in others.items() if file):
+        if path in used:
+            raise click.UsageError(f"{name} {others[name]} is a file that is read or written here: name another one")
+        used.add(path)
 
 
 def picture(help: str) -> Callable[[Any], Any]:
@@ -194,8 +194,10 @@ def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> An
 
 def show(as_json: bool, facts: dict[str, Any], text: str, picture: Path | None = None) -> int:
     """Print the facts as a JSON object, or the text, with the name of the picture that was written; return 0."""
-    wrote = {"wrote": str(picture)} if picture else {}
-    echo(json.dumps(facts | wrote) if as_json else "\n".join([text, *(f"wrote {name}" for name in wrote.values())]))
+    if as_json:
+        echo(json.dumps(facts | ({"wrote": str(picture)} if picture else {})))
+    else:
+        echo(f"{text}\nwrote {picture}" if picture else text)
     return 0
 
 
