@@ -73,11 +73,8 @@ class Question:
         for name, value, known in (("layouts", self.layouts, LAYOUTS), ("mover", self.mover, movers())):
             if value not in known:
                 raise ArgumentError(f"{name} {value!r} is not one of {', '.join(known)}")
-        if (
-            self.mover == SHARED.name
-            and self.ranks > 1
-            and (self.machine.ranks_per_node == 1 or self.machine.device == CUDA)
-        ):
+        without_neighbours = self.machine.ranks_per_node == 1 or self.machine.device == CUDA
+        if self.mover == SHARED.name and self.ranks > 1 and without_neighbours:
             raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
 
     @property
