@@ -47,9 +47,9 @@ def all_checks(reports: Sequence[CheckReport]) -> CheckReport | None:
     """Return one report of products that ran in turn: sums, and the largest `bytes`; None if there are no products."""
     if not reports:
         return None
-    sums = {
-        name: Checks(sum(x.words for x in of), sum(x.allreduces for x in of), max(x.bytes for x in of))
-        for name, of in (("counted", [x.counted for x in reports]), ("predicted", [x.predicted for x in reports]))
-    }
+    all_counted, all_predicted = (
+        Checks(sum(x.words for x in of), sum(x.allreduces for x in of), max(x.bytes for x in of))
+        for of in zip(*((x.counted, x.predicted) for x in reports))
+    )
     seconds, repeats, unknown = (sum(x) for x in zip(*((x.seconds, x.repeats, x.unknown) for x in reports)))
-    return CheckReport(sums["counted"], sums["predicted"], seconds, int(repeats), int(unknown))
+    return CheckReport(all_counted, all_predicted, seconds, int(repeats), int(unknown))

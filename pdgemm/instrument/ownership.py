@@ -10,6 +10,7 @@ from html import escape
 
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
+from pdgemm.support.text import Table
 
 _MOST = 12  # blocks along a side that are drawn
 _SIDE, _LEAST, _MARGIN = 300, 24, 44  # pixels: longer side, least height or width of a block, margin for numbers
@@ -31,15 +32,13 @@ class Ownership:
         rows, more_rows = _blocks(self.layout.distribution.rows)
         cols, more_cols = _blocks(self.layout.distribution.cols)
         heads = [f"{start}:{stop}" for start, stop, _ in cols] + ["..."] * more_cols
-        table = [["", *heads]]
+        lines = list[list[str]]()
         for start, stop, i in rows:
             ranks = [self.layout.rank(i, j) for *_, j in cols]
             named = [f"[{rank}]" if rank == self.rank else f"{rank}" for rank in ranks]
-            table.append([f"{start}:{stop}", *named, *["..."] * more_cols])
-        table += [["..."] * len(table[0])] * more_rows
-        widths = [max(len(line[at]) for line in table) for at in range(len(table[0]))]
-        lines = ["  ".join(x.rjust(width) for x, width in zip(line, widths)).rstrip() for line in table]
-        return "\n".join([f"{self.layout}: the rank of each block", *lines])
+            lines.append([f"{start}:{stop}", *named, *["..."] * more_cols])
+        lines += [["..."] * (1 + len(heads))] * more_rows
+        return str(Table(["", *heads], lines, title=f"{self.layout}: the rank of each block"))
 
     def __repr__(self) -> str:
         return str(self)

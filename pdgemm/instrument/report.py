@@ -15,7 +15,6 @@ from pdgemm.names import AlgorithmName
 from pdgemm.support.agreement import together
 from pdgemm.support.text import Table, algorithm_name, counted, in_bytes, in_rate, in_seconds, in_words, sides
 
-_FAR = 1.5  # ratio of words to the lower bound from which on the text explains the bound
 # the figures that only a product C := alpha A B + beta C has; another panel algorithm has `what`, `rcond` and `steps`
 OF_PRODUCTS = ("inside", "layers", "mnk", "operands", "collective", "compute", "checks", "epilogue", "result_dtype")
 
@@ -145,21 +144,6 @@ class Report(RunReport):
             f"mover {self.mover}, {multiplier}"
         )
 
-    def beside_bound(self, per_rank: dict[str, dict[str, float]]) -> str:
-        """Return the lower bound as the end of a sentence, with a reason if the words of a product are far above it.
-
-        The text is empty if no bound is known.
-        """
-        bound, words, read = self.lower_bound_words, per_rank["words_received"], per_rank["words_read"]
-        of_product = hasattr(self, "mnk")
-        text = f"; lower bound {in_words(bound)}" if bound or of_product else ""
-        if not of_product or words["max"] <= _FAR * bound:
-            return text
-        text += " for the best layouts of A, B and C"
-        if not read["max"]:
-            return text
-        return f"{text}; this product read {'all' if read == words else 'some'} of its words in place on the node"
-
     def as_dict(self) -> dict[str, Any]:
         """Return the report as numbers and strings, for JSON."""
         return super().as_dict() | {"gflops": self.gflops, "overlap": self.overlap}
@@ -263,11 +247,12 @@ class Summary(InNotebook):
         ]
         hidden = "" if facts["overlap"] is None else f"; {facts['overlap']:.0%} of the transfers were hidden"
         moved = f"; {', '.join(dict.fromkeys(facts['redistributed']))} redistributed" if facts["redistributed"] else ""
+        least = facts["lower_bound_words"]
+        bound = f"; lower bound {in_words(least)}" if least or "mnk" in facts else ""
         return (
             f"{facts['title']}\n{Table(('on a rank', 'least', 'mean', 'most'), rows, words=('on a rank',))}\n"
             f"{in_rate(1e9 * self.gflops)}; predicted {in_seconds(facts['predicted_seconds'])}{hidden}{moved}; "
-            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} predicted"
-            f"{self.reports[0].beside_bound(facts['per_rank'])}"
+            f"words and messages {'as' if facts['as_predicted'] else 'NOT as'} predicted{bound}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
+from functools import cache
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -53,15 +54,12 @@ class Ranges:
     """Ranges of NVTX, each of which costs a microsecond."""
 
     def __init__(self, domain: Any) -> None:
-        self.pop = domain.pop_range
-        self._domain, self._attributes = domain, dict[str, Any]()
+        self._domain, self.pop = domain, domain.pop_range
+        self._attributes = cache(lambda name: domain.get_event_attributes(message=phase_name(name)))
 
     def push(self, name: str) -> None:
         """Begin a range of NVTX."""
-        attributes = self._attributes.get(name)
-        if attributes is None:
-            attributes = self._attributes[name] = self._domain.get_event_attributes(message=phase_name(name))
-        self._domain.push_range(attributes)
+        self._domain.push_range(self._attributes(name))
 
 
 class Traced(Recorder):

@@ -24,8 +24,7 @@ from pdgemm.planning.product_layouts import (
     summa_on,
     summa_on_grid_of,
 )
-from pdgemm.planning.search.algorithm_grids import GridCandidate, Search, Takes
-from pdgemm.planning.search.grid_search import Partition
+from pdgemm.planning.search.grid_search import GridCandidate, Partition, Search, Takes
 from pdgemm.schedules.products import Cannon, Inner, Layered, Product, Stationary, Summa
 
 
@@ -73,10 +72,14 @@ class Algorithm:
     triangles: bool = False
     scales: bool = False
 
-    def forms(self, problem: Problem) -> bool:
-        """Does the algorithm support the problem's memory (host or device), triangle and scales?"""
-        needed = problem.device, problem.triangle, any(problem.scales)
-        return all(able or not x for able, x in zip((self.devices, self.triangles, self.scales), needed))
+    def misfit(self, problem: Problem) -> str:
+        """Return the reason why the algorithm cannot form a product, on any grid; "" where it can."""
+        if problem.device and not self.devices:
+            return "is for matrices on the host, these are on a device"
+        if problem.triangle and not self.triangles:
+            able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
+            return f"computes all of C; only {able} can compute one triangle"
+        return "does not multiply operands with scales" if any(problem.scales) and not self.scales else ""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -100,7 +100,6 @@ def costs_table(costs: tuple[CollectiveCost, ...]) -> str:
         for x in costs
     ]
     table = Table(("algorithm", "time", "words", "of bound", "messages"), rows, words=("algorithm",))
-    bound = f"any algorithm needs at least {in_words(round(least))} per rank, and at least {counted(rounds, 'round')}"
-    sums = {x.collective.algorithm: algorithms(x.collective.operation)[x.collective.algorithm].sums for x in costs}
-    orders = [f"sums of {name}: {order}" for name, order in sums.items() if order]
+    bound = f"no algorithm sends less than {in_words(round(least))} per rank, in fewer than {counted(rounds, 'round')}"
+    orders = [f"sums of {x['algorithm']}: {x['sums']}" for x in (cost.as_dict() for cost in costs) if x["sums"]]
     return "\n".join([str(table), f"{bound}\n(Chan et al. 2007)", *orders])

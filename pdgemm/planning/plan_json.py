@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any, Literal, Union
 
 import msgspec
@@ -24,9 +23,8 @@ _MOST_BLOCKS = 1 << 24  # blocks of a dimension: the figures of a plan take time
 _MOST_BYTES = 1 << 50  # bytes of the local array of a rank
 
 
-@lru_cache(maxsize=8)
-def _saved(kinds: tuple[type[Product], ...]) -> dict[type[Product], Any]:
-    """Return the type of a saved plan, as a msgspec struct, for each class of product."""
+def _known() -> dict[type[Product], Any]:
+    """Return the struct type that JSON has for each class of product."""
     return {
         kind: msgspec.defstruct(
             kind.__name__,
@@ -34,12 +32,8 @@ def _saved(kinds: tuple[type[Product], ...]) -> dict[type[Product], Any]:
             tag_field="algorithm",
             tag=kind.__name__,
         )
-        for kind in kinds
+        for kind in {entry.product for entry in ALGORITHMS.values()}
     }
-
-
-def _known() -> dict[type[Product], Any]:
-    return _saved(tuple(entry.product for entry in ALGORITHMS.values()))
 
 
 def pack(*parts: Any) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
+from pdgemm.instrument.check_report import Checks
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.planning.checksum_plan import ChecksumPlan
 from pdgemm.planning.machines.timing import exchange_seconds, product_seconds
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.planning.problem import Problem
@@ -290,6 +290,48 @@ class ProductPlan:
         if plan.problem.ideal or [(name, x.source, x.target) for name, x in plan.moves] != needed:
             raise ArgumentError("not a plan: its moves do not lead to the layouts of its product")
         return plan
+
+
+@dataclass(frozen=True)
+class ChecksumPlan:
+    """The checksums C x = alpha A (B x) + beta C x of the rows of C (`algorithms/protection/row_checksums`)."""
+
+    problem: Problem
+
+    def buffers(self, rank: int | None) -> Buffers:
+        """Return the checksum vectors of a rank, and the copy of C from which a product is repeated.
+
+        For rank None, return the largest sizes of any rank.
+        """
+        problem, (m, _, k) = self.problem, self.problem.mnk
+        dtype = np.dtype(np.int64) if problem.accumulate.kind in "iu" else problem.accumulate
+        (rows, cols), entry = problem.C.local_shape(rank), not problem.beta_is_zero
+        own = sum(x.local_shape(rank)[0] for x in (problem.B, problem.A)) + entry * rows
+        norms, sizes = self._rounding
+        workspace = {"B x": (k, dtype), "own": (own, dtype), "C x": (m, dtype)}
+        workspace |= {"norms": (norms, np.dtype(np.float64)), "sizes": (sizes, np.dtype(np.float64))}
+        if entry and problem.protect == "repair":
+            workspace["C on entry"] = rows * cols, problem.C.dtype
+        return workspace
+
+    def cost(self, rank: int | None) -> Checks:
+        """Return the cost of the checksums of one run: all-reduces of B x, norms, sizes, C x, and of the verdict."""
+        m, _, k = self.problem.mnk
+        some = k, *self._rounding  # lengths of the all-reduced vectors; empty ones are skipped
+        memory = sum(n * dtype.itemsize for n, dtype in self.buffers(rank).values())
+        return Checks(sum(some) + m + 2, 2 + sum(x > 0 for x in some), memory)
+
+    @property
+    def _rounding(self) -> tuple[int, int]:
+        """The numbers of norms (rows of B, and of C on entry) and of sizes (rows of A); 0 for integers: no rounding."""
+        problem, (m, _, k) = self.problem, self.problem.mnk
+        rounded = problem.accumulate.kind not in "iu"
+        return rounded * (k + (not problem.beta_is_zero) * m), rounded * (k > 0) * m
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of the checksums, which read A, B and C once."""
+        return sum(x.local_bytes(None) for x in self.problem.layouts) / self.problem.machine.copy_bandwidth
 
 
 @lru_cache(maxsize=16)

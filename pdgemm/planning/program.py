@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, reduce, singledispatch
+from functools import cached_property, lru_cache, reduce
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Machine
@@ -89,23 +89,15 @@ class Program:
         return str(Table(("stage", "", "words", "messages", "buffers", "time"), rows, words=("stage", "")))
 
 
-@singledispatch
-def stage_seconds(stage: object, machine: Machine, size: int) -> float:
+def stage_seconds(stage: Stage, machine: Machine, size: int) -> float:
     """Return the predicted time of the slowest rank in a stage."""
-    raise NotImplementedError
+    if isinstance(stage, ProductPlan):
+        return stage.seconds
+    if isinstance(stage, Exchange):
+        return max(exchange_seconds(stage, machine, rank) for rank in range(size))
+    return _simulated_seconds(stage, machine, size)
 
 
-@stage_seconds.register
 @lru_cache(maxsize=128)  # `qr` compares plans in each call
-def _(stage: Schedule, machine: Machine, size: int) -> float:
+def _simulated_seconds(stage: Schedule, machine: Machine, size: int) -> float:
     return simulate(stage, machine, size).seconds
-
-
-@stage_seconds.register
-def _(stage: Exchange, machine: Machine, size: int) -> float:
-    return max(exchange_seconds(stage, machine, rank) for rank in range(size))
-
-
-@stage_seconds.register
-def _(stage: ProductPlan, machine: Machine, size: int) -> float:
-    return stage.seconds

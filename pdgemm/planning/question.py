@@ -70,19 +70,12 @@ class Question:
             raise ArgumentError(f"a product needs 1 to {_MOST_RANKS:,} ranks, got {self.ranks}")
         if self.shape is not None and min(self.shape) < 1:
             raise ArgumentError(f"a grid has 1 x 1 ranks or more, got {self.shape[0]} x {self.shape[1]}")
-        if self.layers is not None and self.layers < 1:
-            raise ArgumentError(f"a grid has 1 layer or more, got {self.layers}")
-        if self.memory is not None and self.memory < 0:
-            raise ArgumentError(f"memory is >= 0 bytes, got {self.memory}")
         for name, value, known in (("layouts", self.layouts, LAYOUTS), ("mover", self.mover, movers())):
             if value not in known:
                 raise ArgumentError(f"{name} {value!r} is not one of {', '.join(known)}")
-        if (
-            self.mover == SHARED.name
-            and self.ranks > 1
-            and (self.machine.ranks_per_node == 1 or self.machine.device == CUDA)
-        ):
-            raise ArgumentError("mover 'shared' requires ranks that share host memory with others of their node")
+        without_neighbours = self.machine.ranks_per_node == 1 or self.machine.device == CUDA
+        if self.mover == SHARED.name and self.ranks > 1 and without_neighbours:
+            raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
 
     @property
     def mnk(self) -> tuple[int, int, int]:

@@ -64,6 +64,17 @@ def free_communicator(comm: MPI.Comm) -> None:
     comm.Free()
 
 
+@contextmanager
+def node_leaders(comm: MPI.Comm, node: MPI.Comm) -> Iterator[MPI.Comm]:
+    """Provide a communicator of the first rank of each node; it is null on all other ranks.  Collective over `comm`."""
+    from mpi4py import MPI
+
+    leaders = tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
+    yield leaders
+    if leaders:
+        free_communicator(leaders)
+
+
 def failed_ranks(comm: MPI.Comm) -> list[int]:
     """Return the ranks of a communicator that have failed, as far as this rank knows.  Local."""
     from mpi4py import MPI

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,10 +42,13 @@ def printable(text: str) -> str:
 
 
 def echo(text: object, err: bool = False) -> None:
-    """Print lines to standard output, or to standard error."""
+    """Print lines to standard output, or to standard error; the program continues where the stream is closed."""
     import click
 
-    click.echo(printable(str(text)), err=err)
+    try:
+        click.echo(printable(str(text)), err=err)
+    except BrokenPipeError:
+        setattr(sys, "stderr" if err else "stdout", open(os.devnull, "w"))  # noqa: SIM115
 
 
 def algorithm_name(algorithm: str, inside: str) -> str:

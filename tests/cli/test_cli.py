@@ -239,10 +239,10 @@ def test_sizes_and_numbers() -> None:
     sizes = {"1000": 1000, "2GiB": 2 << 30, "2gb": 2_000_000_000, "1.5MiB": 3 << 19, "500MB": 500_000_000}
     sizes |= {"1e3": 1000, "4k": 4000}
     assert {text: BYTES.convert(text, None, None) for text in sizes} == sizes
-    numbers = {"2": 2.0, "1/4": 0.25, "inf": np.inf, "2-1j": 2 - 1j, "3i": 3j, "-1e-3": -0.001}
+    numbers = {"2": 2.0, "inf": np.inf, "2-1j": 2 - 1j, "3i": 3j, "-1e-3": -0.001}
     assert {text: NUMBER.convert(text, None, None) for text in numbers} == numbers
     assert np.isnan(NUMBER.convert("nan", None, None))
-    for wrong in ("1/0", "two", "1//2"):
+    for wrong in ("1/4", "two", "1e400"):
         with pytest.raises(click.UsageError):
             NUMBER.convert(wrong, None, None)
 

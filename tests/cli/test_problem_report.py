@@ -10,7 +10,7 @@ from pathlib import Path
 import jobs
 import pytest
 
-from pdgemm.tools.profiling.problem_report import without_names
+from pdgemm.tools.profiling.environment import without_names
 
 
 @jobs.needs_mpiexec

@@ -61,9 +61,6 @@ def test_more_ranks_than_the_allocation(batch: Batch) -> None:
     job = batch.done("strong.sbatch", **STUDY, RANKS="64")
     assert "the allocation has room for 2 ranks: cases of 64 ranks do not fit" in job.error()
     assert "0 measurements in study/strong.jsonl" in job.out
-    job = batch.done("strong.sbatch", **STUDY, RANKS="1,64").failed(1)
-    assert "cases of 64 ranks do not fit, and are left out" in job.out
-    assert [ranks for ranks, _ in measured(batch.folder / "study" / "strong.jsonl")] == [1, 1]
 
 
 @thorough

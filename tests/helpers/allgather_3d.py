@@ -25,7 +25,7 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout, listed
 from pdgemm.planning.algorithm_registry import ALGORITHMS, Algorithm, register_algorithm
 from pdgemm.planning.problem import Problem, lay_out
-from pdgemm.planning.search.algorithm_grids import GridCandidate
+from pdgemm.planning.search.grid_search import GridCandidate
 from pdgemm.schedules.products.product import Product, alike, on_ranks, scaled
 from pdgemm.schedules.products.reduction import Reduction
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, products

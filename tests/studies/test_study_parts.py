@@ -203,18 +203,20 @@ for number in map(int, sys.argv[-1].split(",")):
         ("number == 0 and sys.exit(2)", 2, [], ""),  # exit code 2: bad input, no further jobs
     ],
 )
-def test_a_failed_job_loses_no_other_case(tmp_path: Path, act: str, code: int, statuses: list[str], said: str) -> None:
+def test_a_failed_job_loses_no_other_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], act: str, code: int, statuses: list[str], said: str
+) -> None:
     path, job = tmp_path / "s.jsonl", tmp_path / "job.py"
     job.write_text(JOB.format(record=record(ONE, 1.0), path=str(path), act=act))
     wanted = cases("strong", [(8, 8, 8), (9, 9, 9)], [1, 2, 3])
-    told: list[str] = []
-    steps = StudyJobs(Launcher(f"{sys.executable} {job} {{ranks}}"), path, [], 1, told.append)
+    steps = StudyJobs(Launcher(f"{sys.executable} {job} {{ranks}}"), path, [], 1)
     assert steps.run(wanted, wanted) == code
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("FAILED ")]
     study = records.open_study(path)
     assert [study.measured[x]["status"] for x in wanted if x in study.measured] == statuses
-    assert len(told) == statuses.count("failed")
+    assert len(lines) == statuses.count("failed")
     for x in (x for x in study.measured.values() if x["status"] == "failed"):
-        assert said in x["error"] and said in told[0]
+        assert said in x["error"] and said in lines[0]
 
 
 def test_confidence_of_a_median() -> None:

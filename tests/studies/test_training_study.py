@@ -220,7 +220,7 @@ def test_a_page_of_products_and_of_training(tmp_path: Path) -> None:
     plot.report([study(tmp_path / "t.jsonl", *lines)], tmp_path / "t.html", None, None)
     text = (tmp_path / "t.html").read_text()
     for expected in (
-        "Distributed matrix multiplication: strong scaling; training of a transformer: strong scaling, weak scaling",
+        "<h1>Strong scaling; Weak scaling</h1>",
         "Strong scaling of training: 4 layers of 128 with 4 heads, vocabulary 256, 8 samples of 128 tokens, float32",
         "8 samples of 128 tokens on a rank", "The losses of 2 cases agree", "equal on all ranks", "MFU [%]", "HFU [%]",
         "planned bubble [%]", "GFLOP/s: 2 m n k", "computation of the passes", "pdgemm scaling strong",
@@ -283,7 +283,7 @@ def test_a_study_of_training_is_gone_on_with(tmp_path: Path) -> None:
     assert two.training.layout == str(plan.layout) and plan.layout.tp == 2
     assert {x.kind for x in two.training.words} >= {"tensor"} and not one.training.words
     assert all(x.counted == x.formula > 0 for x in two.training.words)
-    assert "Training of a transformer: strong scaling" in (tmp_path / "training.html").read_text()
+    assert "Strong scaling of training: " in (tmp_path / "training.html").read_text()
 
     kept = path.read_text().splitlines()
     path.write_text("\n".join([kept[1], kept[0][:50]]))  # killed in the case of one rank
@@ -373,8 +373,8 @@ def test_a_loss_that_is_no_number_is_wrong(tmp_path: Path) -> None:
         ("--train --ranks 2 --batch 3 --layouts dp", "dp 2 does not divide the 3 samples of a step"),
         ("--train no.py --ranks 1", "there is no such program"),
         ("shapes --train --ranks 1", "strong or weak"),
-        ("--train --ranks 1 --page s.txt", "the file name must end in .html"),
-        ("--train --ranks 1 --out s.html", "is the file of the measurements"),
+        ("--train --ranks 1 --page s.txt", "a report is a file with the ending .html"),
+        ("--train --ranks 1 --out s.html", "holds the measurements"),
         ("--train --ranks 1 --page no/s.html", "does not exist"),
         ("--train --ranks 1 --steps 0", "0 is not in the range"),
     ],

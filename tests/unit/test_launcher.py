@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import click
 import pytest
 
 from pdgemm.support.launcher import (
@@ -17,7 +18,7 @@ from pdgemm.support.launcher import (
     said_size,
     without_networks,
 )
-from pdgemm.tools.cli import session
+from pdgemm.support.text import echo
 from pdgemm.tools.profiling import environment
 
 
@@ -71,9 +72,9 @@ def test_a_closed_stream_does_not_close_the_other(monkeypatch: pytest.MonkeyPatc
 
     before = sys.stdout, sys.stderr
     for name, stream in zip(("stdout", "stderr"), before):
-        monkeypatch.setattr(sys, name, stream)  # restored after the test
-    monkeypatch.setattr(session, "echo", closed)
-    session.say_line("a line", err=err)
+        monkeypatch.setattr(sys, name, stream)  # and restored afterwards
+    monkeypatch.setattr(click, "echo", closed)
+    echo("a line", err=err)
     after = sys.stdout, sys.stderr
     assert [x is y for x, y in zip(before, after)] == [err, not err]
     after[err].close()

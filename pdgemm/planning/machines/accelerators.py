@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import CUDA, KINDS, Link, Machine
 
 
@@ -34,8 +33,17 @@ _CARDS = 0.9  # the part of a network card's rate that collectives reach
 _GB = 10**9
 
 
-def _accelerator(name: str, peak: float, memory: int, card: float, its: Constants) -> Machine:
-    """Return a machine of 8 GPUs a node, each with a network card."""
+# peak in flops per second, bytes of memory, bytes per second of a network card, and the fitted constants
+ACCELERATORS = {
+    "a100-40": (312e12, 40 * _GB, 25e9, _A100),
+    "a100-80": (312e12, 80 * _GB, 25e9, _A100),
+    "h100": (989e12, 80 * _GB, 50e9, _H100),
+}
+
+
+def accelerator(name: str) -> Machine:
+    """Return a machine of `ACCELERATORS`: 8 GPUs a node, each with a network card."""
+    peak, memory, card, its = ACCELERATORS[name]
     sizes = [1 << k for k in range(4, 18)]
     of_size = {n: n / (n + its.half) for n in sizes}
     rates = {"bfloat16": peak, "float16": peak, "float32": peak / 16, "float64": peak / 32}
@@ -57,17 +65,3 @@ def _accelerator(name: str, peak: float, memory: int, card: float, its: Constant
         peak=peak,
         memory=memory,
     )
-
-
-ACCELERATORS = {
-    "a100-40": lambda: _accelerator("a100-40", 312e12, 40 * _GB, 25e9, _A100),
-    "a100-80": lambda: _accelerator("a100-80", 312e12, 80 * _GB, 25e9, _A100),
-    "h100": lambda: _accelerator("h100", 989e12, 80 * _GB, 50e9, _H100),
-}
-
-
-def accelerator(name: str) -> Machine:
-    """Return the machine of this name in `ACCELERATORS`.  Raises ArgumentError for an unknown name."""
-    if name not in ACCELERATORS:
-        raise ArgumentError(f"machine {name!r} is not one of {', '.join(ACCELERATORS)}")
-    return ACCELERATORS[name]()

@@ -200,11 +200,6 @@ class Machine:
         near, far = self.intra.get(kind), self.inter.get(kind)
         return near or self.intra[MOVERS[kind].link], far or self.inter[MOVERS[kind].link]
 
-    @staticmethod
-    def hops(kind: str, length: int) -> int:
-        """Return the number of successive messages until the last of `length` ranks has a panel."""
-        return MOVERS[kind].hops(length) if kind in MOVERS else 1
-
     def pipeline(
         self, computing: float, moving: float, steps: int, overlapped: bool, first_panel_is_local: bool = False
     ) -> float:
@@ -233,9 +228,9 @@ class Machine:
         for level, links in (("inside a node", self.intra), ("between nodes", self.inter)):
             each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.3g} GB/s" for kind, x in links.items())
             lines.append(f"  {level}: {', '.join(each)}")
-        for dtype, table in self.gamma.items():
+        for name, table in {**self.gamma, "linear layers": self.linear}.items():
             rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(table.items()))
-            lines.append(f"  {dtype}: GFLOP/s {rates}")
+            lines += [f"  {name}: GFLOP/s {rates}"] if table else []
         lines.append(
             f"  copy {self.copy_bandwidth / 1e9:.1f} GB/s, first touch {self.first_touch_bandwidth / 1e9:.1f} GB/s, "
             f"overlap {self.overlap:.2f}, "
@@ -243,9 +238,6 @@ class Machine:
         )
         if self.functions:
             lines.append("  " + ", ".join(f"{name} {1e9 * time:.2f} ns" for name, time in self.functions.items()))
-        if self.linear:
-            rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(self.linear.items()))
-            lines.append(f"  linear layers: GFLOP/s {rates}")
         for place, calls in (("a rank", self.calls), ("a line", self.line_calls)):
             if calls:
                 shown = ", ".join(f"{name} {time * 1e6:.0f} us" for name, time in calls.items())

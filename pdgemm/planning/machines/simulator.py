@@ -23,10 +23,9 @@ MOST_PAIRED = 2048  # ranks for which `words_between` returns the words of each 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The result of a simulation: the seconds until the last rank finishes, and figures of each rank and each node."""
+    """The seconds until the last rank finishes, and per rank: seconds of computing, words and messages."""
 
     seconds: float
-    finished: np.ndarray
     computed: np.ndarray
     words_sent: np.ndarray
     words_received: np.ndarray
@@ -42,12 +41,11 @@ class Simulation:
     def of_nothing(cls, ranks: int) -> Simulation:
         """Return the simulation of a schedule without rounds."""
         idle, none = np.zeros(ranks), np.zeros(ranks, np.int64)
-        return cls(0.0, idle, idle, none, none, none, none, np.zeros(1))
+        return cls(0.0, idle, none, none, none, none, np.zeros(1))
 
     def then(self, other: Simulation) -> Simulation:
         """Return the simulation of both runs, where the other run begins when this one has ended on all ranks."""
-        sums = {x.name: getattr(self, x.name) + getattr(other, x.name) for x in fields(self)}
-        return Simulation(**sums | {"finished": self.seconds + other.finished})
+        return Simulation(*(getattr(self, x.name) + getattr(other, x.name) for x in fields(self)))
 
 
 def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
@@ -103,7 +101,7 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     clock += before
     sent, received, messages_sent, messages_received, read = tally.counts
     by_message = sent, received - read, messages_sent, messages_received
-    return Simulation(float(clock.max()), clock, computed, *by_message, entering)
+    return Simulation(float(clock.max()), computed, *by_message, entering)
 
 
 def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, beta: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.exchanges.exchange import Exchange
-from pdgemm.schedules.mover_registry import NCCL
+from pdgemm.schedules.mover_registry import MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule
 
@@ -31,7 +31,8 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
             last += taken
         else:
             moving += taken
-            first += taken / max(1, product.panels) * (machine.hops(x.kind, x.length) - 1)
+            hops = MOVERS[x.kind].hops(x.length) if x.kind in MOVERS else 1  # messages until the last rank has a panel
+            first += taken / max(1, product.panels) * (hops - 1)
     computing = machine.multiply(product.panel_dtype, (m, n, k), product.block_mnk(m, n, k))
     computing *= product.blas_products * product.formed.share(rank)
     overlaps, local = product.lookahead > 0, product.first_panel_is_local

@@ -10,8 +10,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.planning.algorithm_registry import ALGORITHMS, algorithm_of
 from pdgemm.planning.problem import AlgorithmRequest, Problem
 from pdgemm.planning.product_layouts import cannon_on, summa_on_grid_of
-from pdgemm.planning.search.algorithm_grids import Search
-from pdgemm.planning.search.grid_search import Partition
+from pdgemm.planning.search.grid_search import Partition, Search
 from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.product import Collective
 from pdgemm.support.text import counted, sides
@@ -48,13 +47,8 @@ def arrangements(problem: Problem) -> Iterator[Arrangement]:
     """Yield the arrangements that the planner compares."""
     request = problem.request
     entry = next((x for x in ALGORITHMS.values() if request.algorithm in x.names), None)
-    if entry and problem.device and not entry.devices:
-        raise ArgumentError(f"algorithm {request.algorithm!r} is for matrices on the host, these are on a device")
-    if entry and problem.triangle and not entry.triangles:
-        able = ", ".join(name for x in ALGORITHMS.values() if x.triangles for name in x.names)
-        raise ArgumentError(f"algorithm {request.algorithm!r} computes all of C; only {able} can compute one triangle")
-    if entry and any(problem.scales) and not entry.scales:
-        raise ArgumentError(f"algorithm {request.algorithm!r} does not multiply operands with scales")
+    if entry and (misfit := entry.misfit(problem)):
+        raise ArgumentError(f"algorithm {request.algorithm!r} {misfit}")
     suitable = (
         arrangement
         for one in request.on(problem.size)
@@ -90,7 +84,7 @@ def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
 
 def _arrangements(problem: Problem, request: AlgorithmRequest) -> Iterator[Arrangement]:
     """Yield arrangements on the present grids of the matrices, and on the best new grids."""
-    known = [entry for entry in ALGORITHMS.values() if entry.forms(problem)]
+    known = [entry for entry in ALGORITHMS.values() if not entry.misfit(problem)]
     for entry in () if problem.ideal else known:
         for p, transposed in ((problem, False), (problem.T, True)) if entry.twin else ((problem, False),):
             if entry.answers(request, transposed):

@@ -9,12 +9,16 @@ the number of grids.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from pdgemm.planning.problem import AlgorithmRequest
+
+Takes = Callable[[Any, Any, Any, int], Any]  # takes(Pr, Pc, layers, ranks) -> bool, or array for arrays of grids
 
 IDLE = 0.05  # share of the work that may be lost to idle ranks for fewer words
 
@@ -126,19 +130,17 @@ def grids(
     return np.stack([first, second, third], axis=1)
 
 
-class Priced(NamedTuple):
-    """Grids in ascending order of the words that the busiest rank receives."""
-
-    grids: np.ndarray
-    work: np.ndarray  # m_loc x n_loc x k_loc, the size of the largest block of each grid
-
-
 @lru_cache(maxsize=64)
-def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None) -> Priced:
-    """Return the grids on which few ranks are idle, in the order of the words that the busiest rank receives."""
+def priced(
+    m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[int, int] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the grids on which few ranks are idle, and m_loc n_loc k_loc, the size of the largest block of each.
+
+    The grids are in ascending order of the words that the busiest rank receives.
+    """
     if m < n:  # the grids of C^T = B^T A^T
-        seen = priced(n, m, k, ranks, layers, shape and shape[::-1])
-        return Priced(seen.grids[:, [1, 0, 2]], seen.work)
+        every, work = priced(n, m, k, ranks, layers, shape and shape[::-1])
+        return every[:, [1, 0, 2]], work
     every = grids(m, n, k, ranks, layers, shape)
     used = every.prod(axis=1)
     every = every[used >= (0.75 if ranks < 256 else 0.9) * used.max(initial=0)]  # other grids leave too many idle
@@ -152,7 +154,7 @@ def priced(m: int, n: int, k: int, ranks: int, layers: int | None, shape: tuple[
     words = m_loc * k_loc * (1 - 1 / pc) + k_loc * n_loc * (1 - 1 / pr) + m_loc * n_loc * (1 - 1 / c) * (k > 0)
     work = m_loc * n_loc * k_loc
     order = np.lexsort((work, words))
-    return Priced(every[order], work[order])
+    return every[order], work[order]
 
 
 def best_grids(
@@ -164,22 +166,68 @@ def best_grids(
     *,
     layers: int | None = None,
     shape: tuple[int, int] | None = None,
-    fits: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None,
+    takes: Takes | None = None,
     anyhow: bool = False,
 ) -> list[Partition]:
     """Return the grids on which a rank receives the fewest words, best first, among grids with few idle ranks.
 
-    fits   : fits(Pr, Pc, c) returns which grids are allowed.
+    takes  : which grids are allowed; None: all.
     anyhow : allow grids with more ranks than rows, columns or inner indices, if there are no other grids.
     """
     every, work = priced(m, n, k, ranks, layers, shape)
-    if fits is not None:
-        allowed = fits(*every.T)
+    if takes is not None:
+        pr, pc, c = every.T
+        allowed = np.asarray(takes(pr, pc, c, ranks))
         every, work = every[allowed], work[allowed]
     if not len(every):
         side = max(ranks, m, n, k)
         again = anyhow and (m, n, k) != (side, side, side)
-        partitions = best_grids(side, side, side, ranks, keep, layers=layers, shape=shape, fits=fits) if again else []
+        partitions = best_grids(side, side, side, ranks, keep, layers=layers, shape=shape, takes=takes) if again else []
         return [Partition(m, n, k, partition.pr, partition.pc, partition.layers) for partition in partitions]
     busy = np.flatnonzero(work * (1 - IDLE) <= work.min())[:keep]
     return [Partition(m, n, k, *map(int, every[x])) for x in busy]
+
+
+# ------------------------------------------------------------------ the search for one algorithm
+class GridCandidate(NamedTuple):
+    """A grid for an algorithm.
+
+    partition : Pr x Pc x layers; for "stationary_a" Pr x 1 x Pc, because the columns of its grid divide k; in a search
+                for C^T = B^T A^T, the partition of that product.
+    inside    : algorithm of a layer, "summa" or "cannon"; "" for an algorithm without layers.
+    """
+
+    partition: Partition
+    inside: str = ""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for grids.
+
+    keep       : number of grids to return of each kind.
+    transposed : `mnk` and `request` describe the product C^T = B^T A^T.
+    """
+
+    mnk: tuple[int, int, int]
+    ranks: int
+    request: AlgorithmRequest
+    keep: int
+    transposed: bool = False
+
+    @property
+    def T(self) -> Search:
+        """The search for grids of C^T = B^T A^T."""
+        m, n, k = self.mnk
+        return replace(self, mnk=(n, m, k), request=self.request.T, transposed=not self.transposed)
+
+    @property
+    def forced(self) -> bool:
+        """Does the request name an algorithm, or "row" or "column"?"""
+        return self.request.algorithm != "auto"
+
+    def best(self, layers: int | None, takes: Takes) -> list[Partition]:
+        """Return the best grids that `takes` accepts with this number of layers; None: with any number."""
+        return best_grids(
+            *self.mnk, self.ranks, self.keep, layers=layers, shape=self.request.shape, takes=takes, anyhow=self.forced
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from itertools import cycle
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -24,18 +24,17 @@ from pdgemm.planning.planner import LOOKAHEAD_BETWEEN_NODES
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.mover_registry import IPC
 from pdgemm.support import failures
-from pdgemm.support.agreement import GuardedCallback, agree, together
+from pdgemm.support.agreement import agree, together
 from pdgemm.tools.calibrate.functions import function_seconds
 from pdgemm.tools.calibrate.layers import layer_seconds
 from pdgemm.tools.calibrate.links import Shift, links, redistribution_link
 from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.transport.movers.arrivals import Transfers
 
-T = TypeVar("T")
-_BETWEEN_NODES = (2048, 256)  # rows of C and inner dimension, as `Sizes.beside`, per panel
+_BETWEEN_NODES = (2048, 256)  # as `Sizes.beside` of hosts, but for each of several panels
 
 
-def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None = None, device: str = HOST) -> Machine:
+def calibrate(comm: MPI.Intracomm, device: str = HOST) -> Machine:
     """Measure the machine of these ranks, and return the model of rank 0.  Collective; takes seconds.
 
     device : "host", or "cuda" for matrices on GPUs; raises DeviceError if there is none.
@@ -45,26 +44,19 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
     keep their defaults.  Messages between GPUs are sent as products send them: from device memory if MPI accepts
     device pointers, else staged through the host; NCCL and CUDA IPC are measured where products can use them.
     """
-    done, notify = iter(range(1, 9)), GuardedCallback(progress)
-
-    def step(measured: T) -> T:
-        """Report progress, and return the measured value."""
-        notify(next(done), 8)
-        return measured
-
     with ProcessGrid(comm, (1, comm.size)) as grid:
         gpu = device_on(grid, device)
         reach = gpu.reach(grid) if gpu else Reach(staged=False)
         place = MeasuredPlace(gpu, GPUS if gpu else HOSTS, reach.staged, reach.nccl and comm.size > 1)
         default = gpu_cluster(reach.staged) if gpu else Machine()
-        copy = step(_copy(grid.comm, place))
-        fresh = step(_fresh(grid.comm, place))
-        gamma = step({dtype: _rates(grid.comm, place, dtype, copy) for dtype in place.dtypes})
-        intra, inter = step(_links(grid, place, default, reach.reads == IPC.name))
+        copy = _copy(grid.comm, place)
+        fresh = _fresh(grid.comm, place)
+        gamma = {dtype: _rates(grid.comm, place, dtype, copy) for dtype in place.dtypes}
+        intra, inter = _links(grid, place, default, reach.reads == IPC.name)
         link = (intra if grid.ranks_per_node is None else inter)["shift"]
-        overlap = step(_overlap(grid, place, link) if comm.size > 1 else default.overlap)
-        call = step(_call(grid, place))
-        per_step = step(max(1e-6, _step(grid, place, call)))
+        overlap = _overlap(grid, place, link) if comm.size > 1 else default.overlap
+        call = _call(grid, place)
+        per_step = max(1e-6, _step(grid, place, call))
         of_models: dict[str, Any] = {"functions": {}, "calls": {}, "line_calls": {}}
         if not gpu:
             of_models = {"functions": function_seconds(grid.comm), **layer_seconds(grid.comm, copy)}
@@ -81,12 +73,10 @@ def calibrate(comm: MPI.Intracomm, progress: Callable[[int, int], object] | None
             overlap=overlap,
             panel_overhead=per_step,
             call_overhead=call,
-            **step(of_models),
+            **of_models,
         )
-        machine = grid.comm.bcast(machine, root=0)  # ranks differ in the name and size of their node
-    if notify.error is not None:
-        raise notify.error
-    return machine
+        of_root: Machine = grid.comm.bcast(machine, root=0)  # ranks differ in the name and size of their node
+        return of_root
 
 
 def _links(
@@ -108,14 +98,12 @@ def _links(
 
 def _between_nodes(grid: ProcessGrid, place: MeasuredPlace) -> dict[str, Link]:
     """Return the links between nodes, which are measured by one rank of each node."""
-    leaders = failures.tracked(grid.comm.Split(0 if grid.node.rank == 0 else MPI.UNDEFINED))
     measured, failed = dict[str, Link](), None
-    if leaders != MPI.COMM_NULL:
+    with failures.node_leaders(grid.comm, grid.node) as leaders:
         try:
-            measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES)
+            measured = links(leaders, leaders, place, LOOKAHEAD_BETWEEN_NODES) if leaders else measured
         except Exception as bad:  # all node leaders raise it together; the other ranks wait for them
             failed = bad
-        failures.free_communicator(leaders)
     agree(grid.comm, failed)
     return grid.comm.bcast(measured, root=0)
 

@@ -59,10 +59,6 @@ class MeasuredPlace(NamedTuple):
     nccl: bool = False
 
     @property
-    def name(self) -> str:
-        return self.device.name if self.device else devices.HOST
-
-    @property
     def dtypes(self) -> tuple[str, ...]:
         return tuple(map(str, (*BLAS, *(x for x in NARROW if TYPE[x].cuda is not None)) if self.device else BLAS))
 
@@ -86,7 +82,8 @@ class MeasuredPlace(NamedTuple):
         return matrix
 
     def zeros(self, m: int, n: int, grid: ProcessGrid, **layout: Any) -> DistMatrix:
-        return DistMatrix.zeros((m, n), grid=grid, device=AnyName(self.name), **layout)
+        name = AnyName(self.device.name if self.device else devices.HOST)
+        return DistMatrix.zeros((m, n), grid=grid, device=name, **layout)
 
     def recorded(self, act: Callable[[Recorder], object]) -> Callable[[], None]:
         """Return a function that calls `act` with a new recorder, and waits for the device."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.support.text import Table, counted, echo, in_seconds, in_words
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank
-from pdgemm.tools.cli.options import MEMORY, WORDS
+from pdgemm.tools.cli.options import BYTES, WORDS
 
 _TOKENS = 1 << 20  # tokens of a step, if --batch is not given
 
 _shape = options.stacked_options(
-    click.option("--preset", help="A model by name, whose sizes other options change: gpt3-175b, llama3-8b, ..."),
+    click.option("--preset", type=click.Choice([*PRESETS]), help="A model by name, whose sizes other options change."),
     click.option("--layers", type=options.COUNT),
     click.option("--hidden", type=options.COUNT, help="Features of a token between layers."),
     click.option("--heads", type=options.COUNT),
@@ -52,7 +51,7 @@ _shape = options.stacked_options(
     "--machine", "machine_name", default="a100-80", show_default=True,
     help="a100-40, a100-80, h100, or a file of `pdgemm calibrate`.",
 )  # fmt: skip
-@click.option("--memory", type=MEMORY, help="Memory per rank, such as 40GB.  [default: that of the machine]")
+@click.option("--memory", type=BYTES, help="Memory per rank, such as 40GB.  [default: that of the machine]")
 @click.option("--dtype", type=click.Choice(("bfloat16", "float16", "float32")), default="bfloat16", show_default=True)
 @click.option("--layout", "layout_text", help="Show only this layout: dp=4,tp=4,pp=8,recompute=selective.")
 @click.option(
@@ -104,21 +103,16 @@ def model(
         if choice.nearest:
             nearest = f"{choice.nearest.layout} comes closest: {choice.nearest.refused}"
             refused[0] += f" Of {counted(choice.refused, 'other')}, {nearest}"
-    if as_json:
-        facts = {"parameters": shape.parameters, "machine": machine.name, "batch": batch}
-        echo(json.dumps({**facts, "layouts": [{**x.as_dict(), **x.run(tokens, price)} for x in plans]}))
-        return 0
+    facts = {"parameters": shape.parameters, "machine": machine.name, "batch": batch}
+    facts["layouts"] = [{**x.as_dict(), **x.run(tokens, price)} for x in plans]
     node = f", {machine.ranks_per_node} on a node" if machine.ranks_per_node else ""
-    echo(f"{shape}\n{batch} samples, {batch * shape.sequence:,} tokens a step; machine: {machine.name}{node}\n")
-    echo(str(_table(plans)))
-    echo("\n".join([*refused, "", *_in_detail(plans[0], tokens, price)]))
-    return 0
+    title = f"{shape}\n{batch} samples, {batch * shape.sequence:,} tokens a step; machine: {machine.name}{node}\n"
+    lines = [title, str(_table(plans)), *refused, "", *_in_detail(plans[0], tokens, price)]
+    return options.show(as_json, facts, "\n".join(lines))
 
 
 def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
     """Return the model of the options; a preset has defaults of all sizes.   known : whether ranks are given."""
-    if preset is not None and preset not in PRESETS:
-        raise ArgumentError(f"the presets are {', '.join(PRESETS)}, got {preset!r}")
     members = dict(PRESETS[preset]) if preset else {}
     members |= {name: size for name, size in sizes.items() if size is not None}
     needed = [x.name for x in fields(ModelShape)][:5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from pdgemm.planning import algorithm_registry
 from pdgemm.schedules import mover_registry
 from pdgemm.support.files import is_npy
 from pdgemm.support.json_input import LARGEST
+from pdgemm.support.text import echo
 
 _SHOWN = 100  # characters of an invalid argument that a message shows
 
@@ -90,8 +92,8 @@ def _quantity(text: str, units: dict[str, float]) -> float:
     return number
 
 
-def _bytes(text: str, units: dict[str, float]) -> int:
-    return int(_quantity(text, units))
+def _bytes(text: str) -> int:
+    return int(_quantity(text, _OF_BYTES))
 
 
 def _count(text: str) -> int:
@@ -103,18 +105,13 @@ def _count(text: str) -> int:
 
 
 def _number(text: str) -> complex:
-    above, fraction, below = text.partition("/")
-    value = _part(above) / (_part(below) if fraction else 1)
+    try:
+        value: complex = float(text)
+    except ValueError:
+        value = complex(re.sub("i$", "j", text))
     if not cmath.isfinite(value) and not re.search("inf|nan", text, re.IGNORECASE):
         raise OverflowError
     return value
-
-
-def _part(text: str) -> complex:
-    try:
-        return float(text)
-    except ValueError:
-        return complex(re.sub("i$", "j", text))
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -131,13 +128,10 @@ GRID = _Form("PrxPc", _PAIR, "2x3")
 BLOCK = _Form("size", _block, "256 or 256x128")
 SUBSET = _Form("lo:hi", partial(_integers, separators=":", count=2), "0:9, the first and the last index")
 INTEGERS = _Form("numbers", _integers, "1,2,4")
-BYTES = _Form("bytes", partial(_bytes, units=_OF_BYTES), "2GiB, 500MB or 1000000")
-MEMORY = _Form(
-    "bytes", partial(_bytes, units={x: y for x, y in _OF_BYTES.items() if x}), "80GB or 40GiB, with its unit"
-)
+BYTES = _Form("bytes", _bytes, "2GiB, 500MB or 1000000")
 WORDS = _Form("number", _count, "25e6 or 25000000")
 SECONDS = _Form("time", partial(_quantity, units=_SECONDS), "10min, 90s, 2h or 3d, with its unit")
-NUMBER = _Form("number", _number, "1.5, 1/3 or 2+1j")
+NUMBER = _Form("number", _number, "1.5 or 2+1j")
 
 MOST = 1 << 31
 COUNT = click.IntRange(1, MOST)  # number of ranks, layers, inner indices, repetitions
@@ -169,11 +163,15 @@ def typed(parameters: Iterable[str]) -> list[str]:
 
 
 def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
-    """Raise UsageError if another file of the command also contains a dataset.   others : {option: other file}."""
+    """Raise UsageError where another file of the command is also the file of a dataset, or of another option.
+
+    others : the other files, by their options.
+    """
     used = {os.path.realpath(x.path) for x in datasets if x}
-    for name, file in others.items():
-        if file and os.path.realpath(file) in used:
-            raise click.UsageError(f"{name} {file} is also the file of a dataset of this command: name another file")
+    for name, path in ((name, os.path.realpath(file)) for name, file in others.items() if file):
+        if path in used:
+            raise click.UsageError(f"{name} {others[name]} is a file that is read or written here: name another one")
+        used.add(path)
 
 
 def picture(help: str) -> Callable[[Any], Any]:
@@ -188,10 +186,19 @@ def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> An
     """
     if picture is None:
         return None
-    from pdgemm.tools.studies import pictures
+    from pdgemm.tools.studies import figures, pictures
 
-    pictures.check_picture(picture, force, pictures.OF_RUNS if of_runs else pictures.FORMS)
+    figures.check_output(picture, figures.FORMS if of_runs else figures.IMAGES, force)
     return pictures
+
+
+def show(as_json: bool, facts: dict[str, Any], text: str, picture: Path | None = None) -> int:
+    """Print the facts as a JSON object, or the text, with the name of the picture that was written; return 0."""
+    if as_json:
+        echo(json.dumps(facts | ({"wrote": str(picture)} if picture else {})))
+    else:
+        echo(f"{text}\nwrote {picture}" if picture else text)
+    return 0
 
 
 compression = click.option(

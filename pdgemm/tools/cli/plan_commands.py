@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from pdgemm.planning.question import LAYOUTS, MOST_TRIED, Question, movers
 from pdgemm.planning.search.candidate_table import wrapped
 from pdgemm.planning.search.grid_search import near_root
 from pdgemm.schedules.collectives.collective import OPERATIONS
-from pdgemm.support.text import counted, counted_short, echo, in_bytes, in_seconds, in_words
+from pdgemm.support.text import counted, counted_short, in_bytes, in_seconds, in_words
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 from pdgemm.tools.cli.options import BYTES, MNK, WORDS
@@ -75,25 +74,22 @@ def plan(
     machine = question.machine.name
     facts = {"shape": question.mnk, "ranks": question.ranks, "machine": machine, "layouts": question.layouts}
     if lacking := question.shortage():
-        remedies, text = _remedies(question)
-        echo(json.dumps(facts | remedies) if as_json else "\n".join(map(wrapped, [lacking, *text])))
+        remedies, lines = _remedies(question)
+        options.show(as_json, facts | remedies, "\n".join(map(wrapped, [lacking, *lines])))
         return 1
     candidates = question.candidates()
     if pictures:
         m, n, k = question.mnk
         title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {counted(question.ranks, 'rank')}; machine: {machine}"
         pictures.draw_candidates(candidates, picture, title, question.memory)
-        facts["wrote"] = str(picture)
-    if as_json:
-        echo(json.dumps({**facts, "rule": RULE, "candidates": [x.as_dict() for x in candidates]}))
-        return 0
     bound = f"lower bound {in_words(question.bound)} per rank"
-    echo(wrapped(candidates[0].summary(question.mnk, question.ranks)))
-    echo(wrapped(f"machine: {machine}; {question.layouts} layouts of A, B and C; {bound}"))
-    echo(candidates_explained(candidates, whole, "--all"))
-    if pictures:
-        echo(f"wrote {picture}")
-    return 0
+    text = [
+        wrapped(candidates[0].summary(question.mnk, question.ranks)),
+        wrapped(f"machine: {machine}; {question.layouts} layouts of A, B and C; {bound}"),
+        candidates_explained(candidates, whole, "--all"),
+    ]
+    facts |= {"rule": RULE, "candidates": [x.as_dict() for x in candidates]}
+    return options.show(as_json, facts, "\n".join(text), picture)
 
 
 @click.command(cls=OfOneRank, short_help="Simulate a product message by message.")
@@ -114,28 +110,24 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
         pictures.draw_words(simulator.words_between(plan.product, question.ranks), picture, title)
     run = simulator.simulate(plan.product, question.machine, question.ranks)
     seconds = run.seconds + plan.moving_seconds
-    if as_json:
-        facts = {
-            "shape": question.mnk,
-            "ranks": question.ranks,
-            "layouts": question.layouts,
-            **{name: getattr(candidate, name) for name in ("algorithm", "inside", "grid", "layers")},
-            "mover": plan.product.mover,
-            "seconds": seconds,
-            "formula_seconds": plan.seconds,
-            "redistribution_seconds": plan.moving_seconds,
-            "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
-            "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
-            "formula_words_received": plan.product_words,
-            **{
-                name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
-                for name in ("words_received", "words_sent", "messages_received", "messages_sent")
-                for x in (getattr(run, name),)
-            },
-            **({"wrote": str(picture)} if pictures else {}),
-        }
-        echo(json.dumps(facts))
-        return 0
+    facts = {
+        "shape": question.mnk,
+        "ranks": question.ranks,
+        "layouts": question.layouts,
+        **{name: getattr(candidate, name) for name in ("algorithm", "inside", "grid", "layers")},
+        "mover": plan.product.mover,
+        "seconds": seconds,
+        "formula_seconds": plan.seconds,
+        "redistribution_seconds": plan.moving_seconds,
+        "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
+        "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
+        "formula_words_received": plan.product_words,
+        **{
+            name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
+            for name in ("words_received", "words_sent", "messages_received", "messages_sent")
+            for x in (getattr(run, name),)
+        },
+    }
     words = _range(run.words_received, in_words)
     messages = _range(run.messages_received, partial(counted_short, noun="message"))
     text = (
@@ -146,8 +138,7 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
         f"received per rank in the product: {words} in {messages}; by formula: {in_words(plan.product_words)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
-    echo("\n".join([wrapped(text), *[f"wrote {picture}"] * bool(pictures)]))
-    return 0
+    return options.show(as_json, facts, wrapped(text), picture)
 
 
 def _remedies(question: Question) -> tuple[dict[str, Any], list[str]]:
@@ -201,14 +192,11 @@ def _collective(
         raise ArgumentError(f"{needed}{f', such as {typed[0]}' if typed else ''}")
     machine = _machine(machine_file, ranks_per_node)
     costs = collective_costs(operation, parts_of(operation, words, ranks), dtypes.element_type(dtype), ranks, machine)
-    if as_json:
-        facts = {"collective": operation, "words": words, "ranks": ranks, "machine": machine.name}
-        echo(json.dumps({**facts, "algorithms": [x.as_dict() for x in costs]}))
-        return 0
+    facts = {"collective": operation, "words": words, "ranks": ranks, "machine": machine.name}
+    facts["algorithms"] = [x.as_dict() for x in costs]
     nodes = f", {machine.ranks_per_node} per node" if machine.ranks_per_node else ""
-    echo(f"{operation} of {in_words(words)} of {dtype} on {counted(ranks, 'rank')}{nodes}; machine: {machine.name}")
-    echo(costs_table(costs))
-    return 0
+    title = f"{operation} of {in_words(words)} of {dtype} on {counted(ranks, 'rank')}{nodes}; machine: {machine.name}"
+    return options.show(as_json, facts, f"{title}\n{costs_table(costs)}")
 
 
 def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
@@ -251,8 +239,8 @@ def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
     with session(None, as_json) as say:
         comm = say.grid.comm
         check_writable_on_all(path, comm, 1 << 16, force, MACHINE)  # before the measurements, not after them
-        with say.progress("calibrate") as progress:
-            machine = measure(MPI.COMM_WORLD, progress, device)
+        with say.progress("calibrate"):
+            machine = measure(MPI.COMM_WORLD, device)
         wrong, text = impossible_figures(machine), machine.as_json() + "\n"
         say.report("machine", machine)
         if wrong:

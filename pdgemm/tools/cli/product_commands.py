@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, get_args
 
 import click
@@ -125,8 +124,6 @@ def multiply(
     --memory and --checkpoint exclude --block, --device cuda and --compression; --mtbf needs --checkpoint.
     """
     options.check_apart({"--trace": trace_file, "--report": page}, (a, b, c0, output))
-    if trace_file and page and os.path.realpath(trace_file) == os.path.realpath(page):
-        raise click.UsageError(f"--trace and --report are both {page}: name another file for one of them")
     from pdgemm.io.streamed.multiply_files import multiply_files
     from pdgemm.tools.cli.session import session
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -18,9 +17,8 @@ from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 @options.debug
 def info(as_report: bool, as_json: bool) -> int:
     """Show what this installation supports, what is missing, and how to install it."""
-    from pdgemm.tools.cli.session import say_line, session
-    from pdgemm.tools.profiling.environment import describe, fact_rows
-    from pdgemm.tools.profiling.problem_report import problem_report
+    from pdgemm.tools.cli.session import session
+    from pdgemm.tools.profiling.environment import describe, fact_rows, problem_report
 
     if as_report and as_json:
         raise click.UsageError("--report and --json are two forms of the same facts: choose one")
@@ -30,9 +28,9 @@ def info(as_report: bool, as_json: bool) -> int:
             say.facts.update(facts)
         elif as_report:
             if say.grid.rank == 0:
-                say_line(problem_report(facts))
+                echo(problem_report(facts))
         else:
-            say_line(str(Table(("", ""), fact_rows(facts), words=("",))))
+            echo(Table(("", ""), fact_rows(facts), words=("",)))
     return 0
 
 
@@ -51,14 +49,9 @@ def profile(trace_file: str, machine_file: str | None, picture: Path | None, for
 
     pictures = options.pictures_for(picture, force, of_runs=True)
     figures = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
-    wrote = {}
     if pictures:
         pictures.draw_timeline(figures, picture, f"Timeline of {trace_file}")
-        wrote = {"wrote": str(picture)}
-    echo(json.dumps(figures.as_dict() | wrote) if as_json else tables(figures))
-    if wrote and not as_json:
-        echo(f"wrote {picture}")
-    return 0
+    return options.show(as_json, figures.as_dict(), tables(figures), picture)
 
 
 @click.command(cls=OfOneRank, short_help="Draw a report of scaling studies.")

@@ -6,30 +6,33 @@ import json
 import os
 import signal
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pdgemm.errors import ArgumentError, FileError
+from pdgemm.errors import ArgumentError
 from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import CUDA, Machine, load_machine, named_by_variable
 from pdgemm.support import launcher
+from pdgemm.support.files import check_writable
 from pdgemm.support.text import counted, echo
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import start_mpi
 from pdgemm.tools.cli.options import INTEGERS, MNK
-from pdgemm.tools.studies import records
+from pdgemm.tools.studies import figures, records
 from pdgemm.tools.studies.cases import KINDS, cases
 from pdgemm.tools.studies.jobs import BAD_INPUT, ENDED, Ended, Launcher, StudyJobs, threads_per_rank
-from pdgemm.tools.studies.plot import check_report, finished
+from pdgemm.tools.studies.plot import finished
 from pdgemm.tools.studies.training.training_cases import AUTO, EXAMPLE, SIZES, program_file, training_cases
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_warn = partial(echo, err=True)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _of_training = options.stacked_options(
     click.option(
@@ -108,7 +111,7 @@ def scaling(
         wanted = _multiplied(studied, device)
     study = _StudyInFile(path, page, wanted, machine_file, device, ordinary)
     if page is not None and only is None and not calibrate:
-        check_report(page, path, force)
+        figures.check_output(page, figures.FORMS, force, [path])
     if only is not None or calibrate or launcher.launched_size() > 1:
         start_mpi()
         return _inside(study, only, calibrate, repeats, warmup)
@@ -162,11 +165,8 @@ class _StudyInFile:
 
         Raises FileError if the study cannot be continued.
         """
-        path, folder = self.path, self.path.absolute().parent
-        if not folder.is_dir():
-            raise FileError(f"{path}: the folder {folder} does not exist")
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            raise FileError(f"{path}: no permission to write")
+        path = self.path
+        check_writable(path, 0)
         study = records.open_study(path)
         if study.torn:
             echo(f"{path}: its last line was not finished, and is measured again", err=True)
@@ -181,48 +181,35 @@ class _StudyInFile:
         if machine is not None and (known := json.loads(machine.as_json())) != study.machine:
             records.append(self.path, {"machine": known})
 
-    def fitting(
-        self, todo: list[records.AnyCase], ranks: int | None, what: str, loud: bool = True
-    ) -> tuple[list[records.AnyCase], bool]:
-        """Return the cases that fit the available ranks, and whether all do.   loud : warn about the other cases."""
-        large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
-        if ranks is None or not large:
-            return todo, True
-        text = f"{what} {counted(ranks, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit"
-        if all(case.ranks > ranks for case in self.wanted):
-            raise ArgumentError(text)
-        if loud:
-            _warn(f"{text}, and are left out")
-        return [case for case in todo if case.ranks <= ranks], False
-
     def headline(self, todo: list[records.AnyCase]) -> str:
         return f"{self.path}: {counted(len(self.wanted), 'case')}, {len(todo)} to run"
 
-    @property
-    def done(self) -> int:
-        """The number of cases that are measured."""
-        return len(records.read_study(self.path).done & {*self.wanted})
+
+def _check_fit(todo: list[records.AnyCase], ranks: int | None, what: str) -> None:
+    """Raise ArgumentError where a case needs more ranks than there are.   ranks : None if their number is unknown."""
+    large = sorted({case.ranks for case in todo if ranks is not None and case.ranks > ranks})
+    if ranks is not None and large:
+        raise ArgumentError(f"{what} {counted(ranks, 'rank')}: cases of {', '.join(map(str, large))} ranks do not fit")
 
 
 # ------------------------------------------------------------------ a job for each number of ranks
 def _in_jobs(study: _StudyInFile, launch: Launcher) -> int:
     """Measure the remaining cases, each number of ranks in a job of its own; return the exit code."""
     contents, machine = study.opened()
-    left = records.left(contents, study.wanted)
-    todo, fits = study.fitting(left, launcher.allocated_ranks(), "the allocation has room for")
-    _say(study.headline(todo))
+    todo = records.left(contents, study.wanted)
+    _check_fit(todo, launcher.allocated_ranks(), "the allocation has room for")
+    echo(study.headline(todo))
     if not todo:
-        return 0 if fits else 1
+        return 0
     with records.study_lock(study.path):
         study.keep(contents, machine)
-        code = _measure(study, todo, launch, calibrate=machine is None and not study.ordinary)
-    return code if fits else max(code, 1)
+        return _measure(study, todo, launch, calibrate=machine is None and not study.ordinary)
 
 
 def _measure(study: _StudyInFile, todo: list[records.AnyCase], launch: Launcher, calibrate: bool) -> int:
     """Measure the cases in jobs, and return the exit code."""
     threads = threads_per_rank(max(case.ranks for case in study.wanted))
-    jobs = StudyJobs(launch, study.path, sys.argv[1:], threads, _warn)
+    jobs = StudyJobs(launch, study.path, sys.argv[1:], threads)
     try:
         for number in _SIGNALS:
             signal.signal(number, _end)
@@ -230,15 +217,16 @@ def _measure(study: _StudyInFile, todo: list[records.AnyCase], launch: Launcher,
             sizes = sorted(case.ranks for case in todo)
             # the largest job for which there are cores
             few = max((ranks for ranks in sizes if ranks * threads <= _cores()), default=min(sizes[-1], _cores()))
-            _say(f"calibrating on {counted(few, 'rank')}")
+            echo(f"calibrating on {counted(few, 'rank')}")
             code, _ = jobs.step(few, "--calibrate")
             if code:
                 _warn(f"calibration ended with exit code {code}: plans and predictions are for an ordinary cluster")
         return jobs.run(todo, study.wanted)
     except Ended:
         _warn(
-            f"pdgemm: ended by a signal: {study.done} of {counted(len(study.wanted), 'case')} are measured and in "
-            f"{study.path}; the one that was running is lost; the same command goes on"
+            f"pdgemm: ended by a signal: {records.number_done(study.path, study.wanted)} of "
+            f"{counted(len(study.wanted), 'case')} are measured and in {study.path}; the one that was running is lost; "
+            "the same command goes on"
         )
         return ENDED
 
@@ -255,16 +243,6 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if ranks is None else ranks * (launcher.cores_per_rank() or 1)
 
 
-def _say(text: str, err: bool = False) -> None:
-    """Print a line; the study continues where the output is closed."""
-    with suppress(BrokenPipeError):
-        echo(text, err=err)
-
-
-def _warn(text: str) -> None:
-    _say(text, err=True)
-
-
 # ------------------------------------------------------------------ on the ranks of one job
 def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, repeats: int, warmup: int) -> int:
     """Measure the remaining cases on the ranks of this job; return the exit code.
@@ -274,9 +252,8 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
     from mpi4py import MPI
 
     from pdgemm.io.atomic import on_root
-    from pdgemm.support import signals
     from pdgemm.tools.cli.session import check_launcher
-    from pdgemm.tools.studies.run import run_cases, said
+    from pdgemm.tools.studies.run import run_cases
 
     comm, path, wanted = MPI.COMM_WORLD, study.path, study.wanted
     check_launcher(comm.size)
@@ -284,24 +261,16 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
     if calibrate:
         return 0 if _calibrated(comm, study) else 1
     todo = records.left(contents, wanted) if only is None else [wanted[number] for number in only]
-    todo, good = study.fitting(todo, comm.size, "this job has", loud=not comm.rank)
+    _check_fit(todo, comm.size, "this job has")
     if only is None:
-        _say(study.headline(todo))
-
-    def doing(case: records.AnyCase, done: int) -> None:
-        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "only this case is lost")
-
-    def notify(case: records.AnyCase, record: records.Record) -> None:
-        _say(f"[{study.done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
-
+        echo(study.headline(todo))
     with ExitStack() as locks:
         if todo and only is None:
             on_root(comm, path, lambda: locks.enter_context(records.study_lock(path)))
             on_root(comm, path, lambda: study.keep(contents, machine))
             if machine is None and not study.ordinary:
                 machine = _calibrated(comm, study)
-        if todo:
-            good &= run_cases(comm, path, todo, repeats, warmup, machine, doing, notify)
+        good = not todo or run_cases(comm, path, wanted, todo, repeats, warmup, machine)
     code = on_root(comm, path, lambda: finished(path, study.page, wanted)) if only is None else 0
     return code if good else max(code, 1)
 

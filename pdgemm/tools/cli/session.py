@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -63,12 +61,12 @@ class Speaker(Observer):
             return
         self.facts[key] = fact
         for line in lines if not self.as_json else ():
-            say_line(line, err)
+            echo(line, err)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error, and keep it for the JSON object.  Rank 0 only."""
         self.facts["warnings"] = [*self.facts.get("warnings", []), text]
-        say_line(f"pdgemm: warning: {text}", err=True)
+        echo(f"pdgemm: warning: {text}", err=True)
 
     def read(self, x: Source, block: Block | None) -> DistMatrix:
         """Read a matrix, or its transpose where the op of its source is not "N"."""
@@ -135,26 +133,15 @@ class ProgressLines:
         self._what, self._amount, self._in_bytes = what, amount, unit == "B/s"
         self._start, self._last = perf_counter(), 0.0
 
-    def rate(self, done: int, total: int) -> str:
-        """Return the rate so far as text; "" where the amount is unknown."""
-        rate = done / max(total, 1) * self._amount / max(perf_counter() - self._start, 1e-9)
-        return "" if not self._amount else f"{in_bytes(rate)}/s" if self._in_bytes else in_rate(rate)
-
     def __call__(self, done: int, total: int) -> None:
         now, share = perf_counter() - self._start, done / max(total, 1)
         if now - self._last < SECONDS_BETWEEN_LINES or not 0 < share < 1:
             return
         self._last = now
-        parts = f"{share:.0%} in {in_seconds(now)}", self.rate(done, total), f"{in_seconds(now / share - now)} left"
+        rate = share * self._amount / now
+        rate_text = f"{in_bytes(rate)}/s" if self._in_bytes else in_rate(rate)
+        parts = f"{share:.0%} in {in_seconds(now)}", rate_text * (rate > 0), f"{in_seconds(now / share - now)} left"
         echo(f"{self._what}: {', '.join(filter(None, parts))}", err=True)
-
-
-def say_line(text: str, err: bool = False) -> None:
-    """Print a line to standard output, or standard error; the work continues where the stream is closed."""
-    try:
-        echo(text, err=err)
-    except BrokenPipeError:
-        setattr(sys, "stderr" if err else "stdout", open(os.devnull, "w"))  # noqa: SIM115
 
 
 @contextmanager
@@ -168,7 +155,7 @@ def session(grid_shape: tuple[int, int] | None, as_json: bool) -> Iterator[Speak
         yield say
         if as_json and grid.rank == 0:
             say.facts["seconds"] = perf_counter() - start
-            say_line(json.dumps(say.facts, default=str))
+            echo(json.dumps(say.facts, default=str))
 
 
 def check_launcher(size: int) -> None:

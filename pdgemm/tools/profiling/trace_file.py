@@ -98,7 +98,7 @@ def clocks(comm: MPI.Comm, node: MPI.Comm, clock: Callable[[], float] = perf_cou
     3, 1989).
     """
     reading = None
-    with _leaders(comm, node) as leaders:
+    with failures.node_leaders(comm, node) as leaders:
         for other in range(1, leaders.size if leaders else 0):
             if leaders.rank == 0:
                 for _ in range(_PINGS):
@@ -134,7 +134,7 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
     of these transfers, so the rate of a node is that of the faster of its two transfers.
     """
     bandwidth = None
-    with _leaders(comm, node) as leaders:
+    with failures.node_leaders(comm, node) as leaders:
         if leaders and leaders.size > 1:
             to, source = (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
             leaving, coming = np.zeros(_PROBE, np.uint8), np.empty(_PROBE, np.uint8)
@@ -149,15 +149,6 @@ def network(comm: MPI.Comm, node: MPI.Comm) -> float | None:
                     sent.Wait()
             bandwidth = max(rate, leaders.sendrecv(rate, source, source=to))
     return node.bcast(bandwidth, root=0)
-
-
-@contextmanager
-def _leaders(comm: MPI.Comm, node: MPI.Comm) -> Iterator[MPI.Comm]:
-    """Provide a communicator of the first rank of each node; it is null on all other ranks.  Collective over comm."""
-    leaders = failures.tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))
-    yield leaders
-    if leaders:
-        failures.free_communicator(leaders)
 
 
 def _write(

@@ -31,7 +31,7 @@ class Case:
     kind: Literal["strong", "weak", "shapes"]  # KINDS
     ranks: Count
     mnk: MNK
-    dtype: Name = "float64"
+    dtype: Literal["float32", "float64", "complex64", "complex128"] = "float64"
     algorithm: Name = "auto"
     mover: Name = "auto"
     memory_limit: Size | None = None

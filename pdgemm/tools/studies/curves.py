@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.json_input import Count, Figure, Positive, converted
-from pdgemm.support.text import algorithm_name, in_bytes, sides
+from pdgemm.support.text import in_bytes
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, MNK, Case
 from pdgemm.tools.studies.predictions import Predicted, Prediction
@@ -30,7 +29,6 @@ TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
 USUAL = {"mover": "mover auto", "memory": "any memory", "device": "host"}
 CALLED = {"mpi_library": "MPI", "multiplies": "BLAS", "cpu": "processor", "threads_per_rank": "threads per rank"}
-LARGEST = 10**9  # the most ranks, and the most elements of a dimension
 OVERSUBSCRIBED = (
     "Points that are grey inside, and the mark *, are measurements with more ranks than cores: ranks took turns on a "
     "core, so with a core for each rank the times would differ."
@@ -79,7 +77,9 @@ class Point(Measurement, kw_only=True):
     def of(cls, record: Record, source: Path) -> Point:
         """Return the point of a record.  Raises ArgumentError where the record is incomplete or invalid."""
         point = converted({**record, "record": record, "source": str(source)}, cls)
-        _check(point.case)
+        if point.case.kind == "weak":
+            mnk, shape = point.case.of, cast("Any", MNK)
+            converted(mnk.split(","), shape, f"a weak case is of m,n,k on one rank, got {mnk!r}", strict=False)
         return point
 
     @property
@@ -99,19 +99,6 @@ class Point(Measurement, kw_only=True):
     def over_bound(self) -> float:
         """The ratio of words to the lower bound; nan where no words have to be sent."""
         return self.words / self.product.lower_bound_words if self.product.lower_bound_words else nan
-
-    @property
-    def ran(self) -> str:
-        return algorithm_name(self.product.algorithm, self.product.inside)
-
-    @property
-    def grid(self) -> str:
-        return sides(*self.product.grid, self.product.layers)
-
-    @property
-    def hidden(self) -> float:
-        """The seconds of transfers that were hidden behind products, mean over the ranks."""
-        return self.product.per_rank.hidden_seconds.mean
 
     def ideal(self, ranks: int) -> Prediction:
         """Return the ideal time of the same curve on `ranks` ranks: at the rate per rank of this point."""
@@ -261,8 +248,7 @@ def read_all(paths: Sequence[Path]) -> Results:
     if again:
         results.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
     for kind in KINDS:
-        mine = [point for point in points.values() if isinstance(point, Point) and point.case.kind == kind]
-        if mine or any(isinstance(case, Case) and case.kind == kind for _, case, _ in results.bad):
+        if mine := [x for x in points.values() if isinstance(x, Point) and x.case.kind == kind]:
             results.sections.append(Section(kind, curves_of(mine)))
     results.trainings = training_curves.sections_of_training(x for x in points.values() if isinstance(x, TrainingPoint))
     if not results.sections and not results.trainings and not results.bad:
@@ -278,8 +264,7 @@ def curves_of(points: Iterable[Point]) -> list[Curve]:
     for point in points:
         together[point.case.curve, *point.settings.values()].append(point)
     curves = [Curve(sorted(each, key=lambda x: x.ranks)) for each in together.values()]
-    names = curves[0].texts if curves else {}
-    properties = [name for name in names if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
+    properties = [name for name in curves[0].texts if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
     return [
         Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in properties))
         for x in curves
@@ -289,17 +274,6 @@ def curves_of(points: Iterable[Point]) -> list[Curve]:
 def per_node(points: Iterable[Point]) -> int:
     """Return the number of ranks for which a node has cores."""
     return max((x.setting.cores_per_node // max(x.setting.threads_per_rank) for x in points), default=1) or 1
-
-
-def _check(case: Case) -> None:
-    """Raise ArgumentError for a case that `pdgemm scaling` does not write and the planner cannot predict."""
-    if max(case.ranks, *case.mnk) > LARGEST:
-        raise ArgumentError(f"ranks and dimensions are at most {LARGEST}")
-    if case.dtype not in map(str, dtypes.BLAS):
-        raise ArgumentError(f"{case.dtype} is not one of the types {dtypes.names(dtypes.BLAS)}")
-    if case.kind == "weak":
-        shape: Any = MNK
-        converted(case.of.split(","), shape, f"a weak case is m,n,k on one rank, got {case.of!r}", strict=False)
 
 
 def _opened(path: Path, results: Results) -> records.Study:
@@ -328,8 +302,4 @@ def _notes(points: Sequence[Measurement]) -> list[str]:
         for name, each in values.items()
         if len(each) > 1
     ]
-    apart = [{*point.setting.nodes} for point in points]
-    hosts = sorted(set().union(*apart))
-    if len(hosts) > 1 and not set.intersection(*apart):
-        notes.append(f"Not all were measured on the same nodes ({', '.join(hosts)}).")
     return notes + [OVERSUBSCRIBED] * any(point.oversubscribed for point in points)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.resources import as_file, files
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.support.files import MARK
+from pdgemm.support.files import MARK, check_writable
 from pdgemm.support.text import counted, in_seconds
 from pdgemm.tools.studies.curves import Section
 from pdgemm.tools.studies.records import Measurement, relative
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+IMAGES = (".png", ".svg")
+FORMS = (".html", *IMAGES)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 GREY = "#444444"
 LIMIT: Any = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
 PREDICTED: Any = {"linestyle": (0, (5, 2)), "linewidth": 1.2}
 OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
 WIDTH, HEIGHT = 11.2, 3.6  # width of a figure and height of a row of panels, in inches
-MOST_LABELLED = 24  # bars of a panel that have their numbers above them
 # the parts of a product's time, from the beginning of a bar, and their colours
 SPLIT = {
     "compute": "C0", "wait for data": "C1", "wait for ranks": "C5", "pack": "C6", "redistribution": "C2",
@@ -92,12 +94,18 @@ def drawing() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------ whole figures
-def form_of(out: Path, forms: Sequence[str]) -> str:
-    """Return the extension of a file in lower case.  Raises ArgumentError where `forms` does not list it."""
+def check_output(out: Path, forms: Sequence[str], overwrite: bool, studies: Iterable[Path] = ()) -> str:
+    """Return the extension of a report or picture in lower case.  Raises FileError or ArgumentError if it is not valid.
+
+    forms : the valid extensions.   studies : the files of measurements, which the report must not replace.
+    """
     form = out.suffix.lower()
     if form not in forms:
         some = " or ".join(filter(None, (", ".join(forms[:-1]), forms[-1])))
-        raise ArgumentError(f"{out}: the file name must end in {some}")
+        raise ArgumentError(f"{out}: a report is a file with the ending {some}")
+    if os.path.realpath(out) in map(os.path.realpath, studies):
+        raise ArgumentError(f"{out} holds the measurements: name another file for the report")
+    check_writable(out, 0, overwrite)
     return form
 
 
@@ -172,19 +180,14 @@ def html_page(template: str, **facts: Any) -> bytes:
 # ------------------------------------------------------------------ sections of products
 def panels(section: Section) -> list[FigurePanel]:
     """Return the panels for which there are data."""
-    if not section.curves:
-        return []
     several = any(curve.forecast or len(curve.points) > 1 for curve in section.curves)
     words = any(x.over_bound > 0 for x in section.points)
     shown = {"time": several, "efficiency": several, "fraction": True, "words": words}
     quantities = [x for x in QUANTITIES if shown[x.name]]
     figures = [
-        FigurePanel(
-            x.name, f"({letter}) {x.title}",
-            partial(_bars if section.kind == "shapes" and x.level else _lines, section, x),
-        )
+        FigurePanel(x.name, f"({letter}) {x.title}", partial(_lines, section, x))
         for letter, x in zip("abcd", quantities)
-    ]  # fmt: skip
+    ]
     title = f"({'abcde'[len(figures)]}) Where the time goes"
     height = 1.5 + 0.24 * len(section.points) + 0.15 * len(section.curves)
     return [*figures, FigurePanel("split", title, partial(_split, section), True, height)]
@@ -225,46 +228,26 @@ def _intervals(section: Section, axes: Axes) -> None:
         axes.errorbar([x.ranks for x in curve.points], seconds, np.abs(ends - seconds), **style)
 
 
-def _bars(section: Section, quantity: Quantity, axes: Axes) -> None:
-    """Draw a bar for each measurement, the bars of a curve side by side and in its colour, and the limit."""
-    places, rows = _places(section), section.rows
-    style: Any = {
-        "label": [curve.label for curve, _ in rows], "edgecolor": "white", "linewidth": 0,
-        "color": [f"C{section.curves.index(curve)}" for curve, _ in rows],
-    }  # fmt: skip
-    bars = axes.bar(places, [quantity.value(x, curve.first) for curve, x in rows], **style)
-    if len(rows) <= MOST_LABELLED:
-        axes.bar_label(bars, fmt=lambda y: f"{y:.0f}" if y >= 10 else f"{y:.2f}", fontsize=7)
-    axes.axhline(quantity.level or 0.0, label=quantity.limit, **LIMIT)
-    axes.set_xticks(places, [f"{x.ranks}{'*' * x.oversubscribed}" for _, x in rows])
-    axes.grid(False, axis="x")
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel(quantity.axis)
-    axes.set_xlabel("ranks" + crowd(section.points))
-
-
 def _split(section: Section, axes: Axes) -> None:
     """Draw a bar for each measurement: the shares of computing, waiting and so on in its time."""
-    points, places = section.points, _places(section)
+    points, rows = section.points, section.rows
+    # with some space between curves
+    places = np.array([place + 0.6 * section.curves.index(curve) for place, (curve, _) in enumerate(rows)])
     wholes = [sum(x.parts.values()) for x in points]
     shares = [{name: 100 * part / whole for name, part in x.parts.items()} for x, whole in zip(points, wholes)]
     bars = draw_parts(axes, places, shares, SPLIT, height=0.78)
     compute = np.array([x["compute"] for x in shares])
-    hidden = np.minimum(compute, [100 * x.hidden / whole for x, whole in zip(points, wholes)])
-    if hidden.any():  # next to the waits, because both together are the time of transfers
+    hidden_seconds = np.array([x.product.per_rank.hidden_seconds.mean for x in points])
+    hidden = np.minimum(compute, 100 * hidden_seconds / wholes)
+    if hidden.any():  # next to the waits: together they are the transfers
         style: Any = {"color": SPLIT["compute"], "edgecolor": "white", "hatch": "////", "linewidth": 0}
         axes.barh(places, hidden, 0.78, compute - hidden, label="compute, transfers hidden behind it", **style)
-    hides = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
-    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, hides)], padding=4, fontsize=8)
-    names = [f"{curve.label}, {counted(x.ranks, 'rank')}{'*' * x.oversubscribed}" for curve, x in section.rows]
+    overlaps = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
+    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, overlaps)], padding=4, fontsize=8)
+    names = [f"{curve.label}, {counted(x.ranks, 'rank')}{'*' * x.oversubscribed}" for curve, x in rows]
     row_axis(axes, places, names)
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the time of a product [%]" + crowd(points))
-
-
-def _places(section: Section) -> np.ndarray:
-    """Return the places of the bars of all points, with some space between curves."""
-    return np.array([place + 0.6 * section.curves.index(curve) for place, (curve, _) in enumerate(section.rows)])
 
 
 # ------------------------------------------------------------------ parts of panels

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import IO
 from pdgemm.errors import ArgumentError
 from pdgemm.support.json_input import Count, variable
 from pdgemm.support.launcher import allocated_nodes, cores_per_rank, in_slurm, outside_job
+from pdgemm.support.text import echo
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.records import AnyCase
 
@@ -66,15 +67,10 @@ def threads_per_rank(ranks: int, environment: Mapping[str, str] = os.environ) ->
 
 
 class StudyJobs:
-    """The jobs of a study.
+    """The jobs of a study.   arguments : the command line of `pdgemm`, without the cases."""
 
-    arguments : the command line of `pdgemm`, without the cases.   tell : is called with messages for the user.
-    """
-
-    def __init__(
-        self, launcher: Launcher, path: Path, arguments: Sequence[str], threads: int, tell: Callable[[str], object]
-    ) -> None:
-        self._launcher, self._path, self._arguments, self._tell = launcher, path, [*arguments], tell
+    def __init__(self, launcher: Launcher, path: Path, arguments: Sequence[str], threads: int) -> None:
+        self._launcher, self._path, self._arguments = launcher, path, [*arguments]
         typed = shlex.join(["pdgemm", *arguments])
         self._environment = outside_job() | {"OMP_NUM_THREADS": str(threads), COMMAND: typed}
 
@@ -96,7 +92,7 @@ class StudyJobs:
                     said = f"its job ended with exit code {code}: {' | '.join(errors)}"
                     record = records.failed_record(rest[0], said, shlex.split(self._environment[COMMAND]))
                     records.append(self._path, record)
-                    self._tell(f"FAILED {rest[0]}: {record['error']}")
+                    echo(f"FAILED {rest[0]}: {record['error']}", err=True)
                     rest, good = rest[1:], False
         return 0 if good else 1
 
@@ -124,11 +120,9 @@ class StudyJobs:
         """End a job, in the last resort by SIGKILL; launchers forward SIGUSR1 to the ranks."""
         for number, grace in ((signal.SIGUSR1, _GRACE), (signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
             process.send_signal(number)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(grace)
                 return
-            except subprocess.TimeoutExpired:
-                continue
 
 
 def _pass_on(errors: IO[bytes], last: deque[str], ended: Event) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdgemm.planning.search.candidate_table import Candidate
-from pdgemm.support.files import check_writable, write_file
+from pdgemm.support.files import write_file
 from pdgemm.support.text import in_bytes, in_seconds
 from pdgemm.tools.profiling import profile_tables
 from pdgemm.tools.profiling.profile import Profile, Rank
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMS = (".png", ".svg")
-OF_RUNS = (".html", *FORMS)
 BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
 MOST_SPANS = 20_000  # the most spans of a timeline that are drawn: more than a picture can resolve
 # spans of a timeline: colour, upper edge and height in the row of the rank; later entries cover earlier ones
@@ -35,15 +33,9 @@ SPANS = {
 }  # fmt: skip
 
 
-def check_picture(out: Path, overwrite: bool = False, forms: Sequence[str] = FORMS) -> None:
-    """Raise ArgumentError or FileError where no picture can be written to this file."""
-    figures.form_of(out, forms)
-    check_writable(out, 0, overwrite)
-
-
 def check_page(out: Path, overwrite: bool) -> None:
     """Raise ArgumentError or FileError where no page of a run can be written to this file, or packages are missing."""
-    check_picture(out, overwrite, OF_RUNS[:1])
+    figures.check_output(out, figures.FORMS[:1], overwrite)
     with figures.drawing():
         pass
 
@@ -55,8 +47,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _write(figure: Figure, out: Path) -> None:
-    """Write a picture.  Raises the errors of `check_picture`."""
-    write_file(out, figures.saved(figure, figures.form_of(out, FORMS)[1:]))
+    write_file(out, figures.saved(figure, out.suffix.lower()[1:]))
 
 
 # ------------------------------------------------------------------ candidates

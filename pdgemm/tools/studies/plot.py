@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError, PdgemmError
 from pdgemm.planning.machines.machine import Machine, load_machine
-from pdgemm.support.files import check_writable, write_file
-from pdgemm.support.text import Table, counted, echo, in_seconds
+from pdgemm.support.files import write_file
+from pdgemm.support.text import Table, algorithm_name, counted, echo, in_seconds, sides
 from pdgemm.tools.studies import figures
 from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Point, Results, Section, per_node, read_all
 from pdgemm.tools.studies.figures import FigurePanel
@@ -25,16 +23,14 @@ from pdgemm.tools.studies.training.training_curves import TrainingPoint, agreeme
 from pdgemm.tools.studies.training.training_panels import panels_of_training
 from pdgemm.tools.studies.training.training_tables import tables_of_training
 
-FORMS = (".html", ".png", ".svg")
 _FAR = 1 << 17  # ranks beyond which no time is predicted
-_MOST = 10  # the most faults that are printed one by one
 # the columns of tables: each function returns a cell for a curve and a point of the curve
 COLUMNS: dict[str, Callable[[Curve, Point], str]] = {
     "curve": lambda curve, x: curve.label,
     "ranks": lambda curve, x: f"{x.ranks}{'*' * x.oversubscribed}",
     "m x n x k": lambda curve, x: " x ".join(map(str, x.case.mnk)),
-    "algorithm": lambda curve, x: x.ran,
-    "grid": lambda curve, x: x.grid,
+    "algorithm": lambda curve, x: algorithm_name(x.product.algorithm, x.product.inside),
+    "grid": lambda curve, x: sides(*x.product.grid, x.product.layers),
     "time": lambda curve, x: in_seconds(x.seconds),
     "median [s]": lambda curve, x: f"{x.seconds:.4g}",
     "95% interval [s]": lambda curve, x: f"{x.interval[0]:.4g} to {x.interval[1]:.4g}" if x.interval else "-",
@@ -68,27 +64,18 @@ class ReportSection(NamedTuple):
     tables: Mapping[str, Table]
 
 
-def check_report(page: Path, study: Path, overwrite: bool) -> None:
-    """Raise ArgumentError or FileError if `page` cannot take the report of a study, before the study begins."""
-    figures.form_of(page, FORMS)
-    if os.path.realpath(page) == os.path.realpath(study):
-        raise ArgumentError(f"{page} is the file of the measurements: name another file for the report")
-    check_writable(page, 0, overwrite)
-
-
 def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
     """Write the report of a study, and print whether the losses of training agree; return the exit code, 1 if not."""
     study = read_study(path)
     measured = [study.measured[case] for case in wanted if case in study.done and isinstance(case, TrainingCase)]
     losses = agreement([TrainingPoint.of(record, path) for record in measured])
-    with suppress(BrokenPipeError):
-        if measured and (page is None or not losses.agree):  # a report contains this text, too
-            echo(losses.text, err=not losses.agree)
-        try:
-            if page is not None and study.measured:
-                report([path], page, None, None, overwrite=True)  # `check_report` allowed it
-        except PdgemmError as bad:
-            echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
+    if measured and (page is None or not losses.agree):  # a report says it, too
+        echo(losses.text, err=not losses.agree)
+    try:
+        if page is not None and study.measured:
+            report([path], page, None, None, overwrite=True)  # as `check_output` has decided
+    except PdgemmError as bad:
+        echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
     return 0 if losses.agree else 1
 
 
@@ -101,16 +88,11 @@ def report(
     predict_to   : the most ranks of a prediction; None: so many that measurements take half of the axis of ranks.
     overwrite    : also replace a file that pdgemm did not write.
     """
-    form = figures.form_of(out, FORMS)
-    if os.path.realpath(out) in map(os.path.realpath, studies):
-        raise ArgumentError(f"{out} is one of the studies: name another file for the report")
-    check_writable(out, 0, overwrite)
+    form = figures.check_output(out, figures.FORMS, overwrite, studies)
     machine = load_machine(machine_file) if machine_file else None
     results = read_all(studies)
-    for place, fault in results.unread[:_MOST]:
+    for place, fault in results.unread:
         echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
-    if len(results.unread) > _MOST:
-        echo(f"pdgemm: warning: {len(results.unread) - _MOST} more were left out", err=True)
     if not results.measurements and form != ".html":
         raise ArgumentError(
             f"there is nothing to draw: {counted(len(results.bad), 'case')} failed or wrong, none right"
@@ -119,7 +101,7 @@ def report(
     forecasts = [curve.forecast for section in results.sections for curve in section.curves if curve.forecast]
     results.notes += assumptions(forecasts, gpus=any(point.case.device != "host" for point in results.points))
     with figures.drawing():
-        drawn: list[Any] = [(x, figures.panels(x), tables_of_section(x)) for x in results.sections if x.points]
+        drawn: list[Any] = [(x, figures.panels(x), tables_of_section(x)) for x in results.sections]
         drawn += [(x, panels_of_training(x), tables_of_training(x)) for x in results.trainings]
         sections = [ReportSection(x.title, x.kind, figures.groups_of(every), of_x) for x, every, of_x in drawn]
         if form == ".html":
@@ -136,7 +118,7 @@ def report(
 def predict_curves(results: Results, machine: Machine | None, to: int | None) -> None:
     """Add the predictions of all curves to the results; the arguments are those of `report`."""
     for section in results.sections:
-        counts = section.counts or [1]
+        counts = section.counts
         last = to or min(counts[-1] * max(4, counts[-1] // counts[0]), _FAR)
         for curve in section.curves:
             known = machine or results.machines.get(curve.first.source)
@@ -165,7 +147,7 @@ def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
     machines += [machine for source, machine in results.machines.items() if source in planned]
     return figures.html_page(
         "report.html",
-        title=_title(results),
+        title="; ".join(dict.fromkeys(TITLES[x.kind] for x in sections)) or "A study",
         sections=[*zip(sections, svgs)],
         products=bool(results.sections),
         training=bool(results.trainings),
@@ -200,24 +182,10 @@ def _error(curve: Curve, point: Point) -> str:
     return f"{100 * (curve.predicted(point) / point.seconds - 1):+.0f}{unknown}"
 
 
-def _title(results: Results) -> str:
-    """Return the title of a report: the measured work, and the kinds of studies."""
-    products = ", ".join(TITLES[x.kind].lower() for x in results.sections)
-    training = ", ".join(dict.fromkeys(TITLES[x.kind].lower() for x in results.trainings))
-    parts = [f"Distributed matrix multiplication: {products}"] * bool(products)
-    parts += [f"{'training' if products else 'Training'} of a transformer: {training}"] * bool(training)
-    return "; ".join(parts) or "A study"
-
-
 def command_of_record(record: Record) -> str:
     """Return the command of the user that led to a record, as a line for a shell."""
     words = record.get("command")
-    if not isinstance(words, list) or not words:
-        return ""
-    environment = record.get("environment")
-    threads = environment.get("OMP_NUM_THREADS") if isinstance(environment, dict) else None
-    before = f"OMP_NUM_THREADS={shlex.quote(str(threads))} " if threads else ""
-    return before + shlex.join(map(str, words))
+    return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
 def _setting(points: Sequence[Measurement]) -> Table:

@@ -65,10 +65,6 @@ class Study:
         """The cases that need not be measured again."""
         return {case for case, record in self.measured.items() if record["status"] == "ok"}
 
-    @property
-    def settings(self) -> Iterator[dict[str, Any]]:
-        return (x["setting"] for x in self.measured.values() if x["status"] != "failed")
-
 
 def read_study(path: Path) -> Study:
     """Return the study in a file, an empty study if there is no file.  Raises FileError if the file cannot be read."""
@@ -86,16 +82,12 @@ def read_study(path: Path) -> Study:
         try:
             _take(study, line)
         except ArgumentError as bad:
-            if number == len(lines) and _begun(line):
+            begun = line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
+            if number == len(lines) and begun:  # its writer was killed
                 study.torn = True
             else:
                 study.unread.append((number, str(bad)))
     return study
-
-
-def _begun(line: bytes) -> bool:
-    """Return whether a line is the beginning of a record, whose writer was killed."""
-    return line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
 
 
 def _take(study: Study, line: bytes) -> None:
@@ -128,7 +120,7 @@ def open_study(path: Path) -> Study:
 
 def check_setting(path: Path, study: Study, now: dict[str, Any]) -> None:
     """Raise ArgumentError if the file has measurements with other software or on another kind of node."""
-    for before in study.settings:
+    for before in (x["setting"] for x in study.measured.values() if x["status"] != "failed"):
         for name in SETTING:
             if before.get(name) != now.get(name):
                 raise ArgumentError(
@@ -182,6 +174,11 @@ def study_lock(path: Path) -> Iterator[None]:
         if new and target.exists() and not target.stat().st_size:
             target.unlink()
         os.close(held)
+
+
+def number_done(path: Path, wanted: Sequence[AnyCase]) -> int:
+    """Return how many of the cases need not be measured again."""
+    return len(read_study(path).done & {*wanted})
 
 
 def left(study: Study, wanted: Iterable[AnyCase]) -> list[AnyCase]:

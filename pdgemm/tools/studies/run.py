@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -14,7 +14,8 @@ from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io.atomic import on_root
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.support.text import in_rate, in_seconds
+from pdgemm.support import signals
+from pdgemm.support.text import echo, in_rate, in_seconds
 from pdgemm.support.waits import Wait
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.measure import command_line, measure, setting
@@ -28,23 +29,26 @@ _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core 
 def run_cases(
     comm: MPI.Intracomm,
     path: Path,
+    wanted: Sequence[AnyCase],
     todo: Sequence[AnyCase],
     repeats: int,
     warmup: int,
     machine: Machine | None,
-    doing: Callable[[AnyCase, int], object],
-    notify: Callable[[AnyCase, Record], object],
 ) -> bool:
     """Measure cases; return whether all succeeded.  Collective over comm; a case runs on the first ranks of comm.
 
-    Each record is in the file before the next case begins.
-    doing : is called with a case and its number of finished repetitions.   notify : with each record, on rank 0.
-    Raises FileError or ArgumentError on all ranks if the file cannot be written, or has other settings.
+    Each record is in the file before the next case begins, and rank 0 prints it.
+    wanted : all cases of the study.   todo : the cases to be measured now.
+    Raises FileError or ArgumentError on all ranks if the file cannot be written, or holds another setting.
     """
     with ProcessGrid(comm) as grid:  # the grid sets the threads of a rank, the same for all cases
         here = setting(grid)
     on_root(comm, path, lambda: records.check_setting(path, records.open_study(path), here))
     good = True
+
+    def doing(case: AnyCase, done: int) -> None:
+        signals.doing(f"measuring {case}, repetition {done + 1} of {repeats}", "it is lost, what was finished is kept")
+
     for case in todo:
         active = comm.rank < case.ranks
         few: Any = comm.Split(0 if active else MPI.UNDEFINED)
@@ -63,7 +67,8 @@ def run_cases(
         _gather(comm)
         good &= on_root(comm, path, partial(_kept, path, record))
         if comm.rank == 0 and record:
-            notify(case, record)
+            done = records.number_done(path, wanted)
+            echo(f"[{done}/{len(wanted)}] {said(case, record)}", err=record["status"] != "ok")
     return good
 
 

@@ -28,7 +28,7 @@ def same(plan: Any, report: Any, rank: int) -> None:
     assert report.counted == report.predicted, str(report)
     assert plan.traffic(rank) == report.counted, f"{plan}\n{report}"
     run, counted = plan.simulate(), report.counted
-    assert run.finished.max() == pytest.approx(run.seconds)
+    assert run.computed.max() <= run.seconds * (1 + 1e-9)
     sent = replace(counted, words_received=counted.words_received - counted.words_read, words_read=0)
     assert run.traffic(rank) == sent
     assert plan.flops == report.flops, f"{plan}\n{report}"

@@ -81,23 +81,14 @@ def test_impossible_figures_are_not_written(
 
 
 @pytest.mark.on_ranks(2)
-def test_a_failing_callback_harms_nobody(comm: Any, tree_mover: None) -> None:
-    """If a callback fails on one rank, the others complete the calibration, including a mover that is registered."""
+def test_movers_that_the_test_registered_are_measured(comm: Any, tree_mover: None) -> None:
     if comm.size > 2:
         pytest.skip("slow if ranks share cores, and tests nothing new")
-
-    def fails(done: int, total: int) -> None:
-        raise RuntimeError("told")
-
-    if comm.rank == 0:
-        with pytest.raises(RuntimeError, match="told"):
-            calibrate(comm, fails)
-    else:
-        machine = calibrate(comm)
-        assert "rank" in machine.name and {*BY_MESSAGES} <= {*machine.intra} and "tree" in str(machine)
-        assert machine.ranks_per_node is None and machine.intra["shift"] != Machine().intra["shift"]
-        assert machine.links("tree")[0] is machine.intra["tree"]
-        assert machine.links("tree")[1] is machine.inter["ring"]  # not measured: there is one node
+    machine = calibrate(comm)
+    assert "rank" in machine.name and {*BY_MESSAGES} <= {*machine.intra} and "tree" in str(machine)
+    assert machine.ranks_per_node is None and machine.intra["shift"] != Machine().intra["shift"]
+    assert machine.links("tree")[0] is machine.intra["tree"]
+    assert machine.links("tree")[1] is machine.inter["ring"]  # it was not measured
 
 
 @pytest.mark.on_ranks(2)

@@ -254,7 +254,6 @@ def test_plans_fit_the_memory_that_they_name(mnk: tuple[int, int, int], ranks: i
     [
         ({"ranks": 0}, "a product needs 1 to .* ranks, got 0"),
         ({"m": -1}, "dimensions are from 0"),
-        ({"memory": -1}, "memory is >= 0 bytes"),
         ({"layouts": "mine"}, "layouts 'mine' is not one of default, ideal"),
         ({"mover": "nccl"}, "mover 'nccl' is not one of auto, mpi, shared"),
         ({"mover": "shared", "machine": Machine(ranks_per_node=1)}, "requires ranks that share host memory"),
