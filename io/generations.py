@@ -106,8 +106,8 @@ def same_job(comm: Any) -> None:
 def next_token(path: Path, overwrite: bool = False) -> Token:
     """Return the token of the next generation.  Raises FileError if another job has saved since this job read or saved.
 
-    Damaged generations are skipped, as in `load_all`.  Without overwrite, ArgumentError is raised for a file that is
-    not, or may not be, a generation.  The caller holds the lock of the file.
+    Damaged generations are skipped, as in `load_all`.  If `overwrite` is False, ArgumentError is raised for a file that
+    is not, or may not be, a generation.  The caller holds the lock of the file.
     """
     last, there, bad = _last.get(os.path.realpath(path)), None, list[DamagedError]()
     for file in (x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected):
@@ -137,7 +137,7 @@ def next_token(path: Path, overwrite: bool = False) -> Token:
 
 
 def _check_replaced(path: Path, error: FileError, overwrite: bool) -> None:
-    """Raise ArgumentError without overwrite; else record that the file is not a generation."""
+    """Raise ArgumentError if `overwrite` is False; else record that a save may replace this file of another kind."""
     check_replaced(path, False, overwrite, str(error).removeprefix(f"{path} "))
     reject(path)
 

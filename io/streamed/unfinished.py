@@ -259,7 +259,9 @@ def after_earlier_ranks(comm: MPI.Intracomm, path: Path, lock: Path) -> Iterator
     while not on_root(comm, path, lambda: _is_free(lock)):
         late = on_root(comm, path, lambda: time.monotonic() > end)
         if late:
-            raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+            raise FileError(
+                f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT} to more seconds"
+            )
         if comm.rank == 0 and not waited:
             files.say(f"{path}: waiting for ranks of an earlier job, which still run")
         waited = True

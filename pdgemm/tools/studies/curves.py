@@ -114,7 +114,7 @@ class Point(Measurement, kw_only=True):
         return self.product.per_rank.hidden_seconds.mean
 
     def ideal(self, ranks: int) -> Prediction:
-        """Return the ideal time of the same curve on `ranks` ranks: at the rate per rank of this point."""
+        """Return the ideal time of the same curve on `ranks` ranks, if each rank computes as fast as at this point."""
         case = self.case.on(ranks)
         return Prediction(case, self.seconds * (case.flops / self.flops) * (self.ranks / ranks))
 
