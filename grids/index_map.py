@@ -72,7 +72,7 @@ class IndexMap:
         return merged(self.ends - self.lengths, self.target, self.lengths)
 
     def cut(self, start: int, stop: int) -> IndexMap:
-        """Return the part of the map from index pair number start to stop - 1, with 0 <= start < stop <= size."""
+        """Return the map of the index pairs with numbers start, ..., stop - 1; 0 <= start < stop <= size."""
         if start == 0 and stop == self.size:
             return self
         if self.contiguous:
@@ -110,9 +110,10 @@ class IndexMap:
 
     @property
     def period(self) -> int:
-        """The number of runs after which the lengths of runs repeat at a constant stride; 0 if they never repeat.
+        """The least p such that runs r and r + p are equally long, and equally far apart for all r; 0 if there is none.
 
-        The first and the last run are not compared.  A period of the map is a period of each piece of the map.
+        The first and the last run, which may be cut short, are not compared.  A period of the map is a period of each
+        piece of the map.
         """
         if self._period < 0:
             self._period = _period(self.source[1:-1], self.target[1:-1], self.lengths[1:-1])
@@ -155,7 +156,7 @@ class IndexMap:
 
 
 def _period(source: np.ndarray, target: np.ndarray, lengths: np.ndarray) -> int:
-    """Return the number of runs after which all lengths repeat at a constant stride; 0 if they never repeat."""
+    """Return the period of these runs, as defined for `IndexMap.period`; 0 if there is none."""
     for period in range(1, min(_LONGEST_PATTERN, len(lengths)) + 1):
         if (lengths[period:] == lengths[:-period]).all() and all(
             (step == step[0]).all() for x in (source, target) if len(step := x[period:] - x[:-period])

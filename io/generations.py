@@ -106,8 +106,8 @@ def same_job(comm: Any) -> None:
 def next_token(path: Path, overwrite: bool = False) -> Token:
     """Return the token of the next generation.  Raises FileError if another job has saved since this job read or saved.
 
-    Damaged generations are skipped, as in `load_all`.  Without overwrite, ArgumentError is raised for a file that is
-    not, or may not be, a generation.  The caller holds the lock of the file.
+    Damaged generations are skipped, as in `load_all`.  If `overwrite` is False, ArgumentError is raised for a file that
+    is not, or may not be, a generation.  The caller holds the lock of the file.
     """
     last, there = _last.get(os.path.realpath(path)), None
     for file in (x for x in [path, *older(path)] if x.exists() and state(x) not in _rejected):

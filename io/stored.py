@@ -282,7 +282,10 @@ def access_unit(dataset: h5py.Dataset) -> tuple[int, int]:
 
 
 def _offset(dataset: h5py.Dataset, what: str) -> int | None:
-    """Return the byte offset of elements that are stored contiguously and as in memory, else None."""
+    """Return the byte offset of the elements if they are contiguous and stored as NumPy holds them, else None.
+
+    Raises FileError if the file ends before the elements do.
+    """
     in_one_piece = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and not dataset.external
     as_in_memory = in_one_piece and dataset.dtype.kind in "biufc" and dataset.dtype.isnative
     # an HDF5 type may differ from the NumPy type: other exponents, padding, an enumeration

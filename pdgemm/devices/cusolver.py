@@ -72,9 +72,10 @@ class Factorisations:
         return tau
 
     def _routine(self, name: str, A: Array, *sizes: int) -> tuple[Callable[..., None], Array]:
-        """Return a routine with the arguments up to the leading dimension of A, and the workspace that it needs.
+        """Return a routine, with all arguments up to the leading dimension of A bound, and a workspace for it.
 
-        The workspace returns to the pool of the current stream, where later work runs after the routine.
+        The host may free the workspace before the routine has run: the memory pool of the current stream gives it only
+        to later work in this stream.
         """
         cusolver.setStream(self._handle, cupy.cuda.get_current_stream().ptr)
         routine = f"{TYPE[A.dtype].blas}{name}"

@@ -64,7 +64,7 @@ def plan_product(problem: Problem) -> ProductPlan:
 
 @lru_cache(maxsize=256)
 def best_plan(problem: Problem) -> tuple[ProductPlan | None, int]:
-    """Return the best plan that fits the memory limit, and 0; or None, and the fewest bytes that a plan needs."""
+    """Return (plan, 0), the best plan that fits the memory limit, or (None, the fewest bytes that a plan needs)."""
     plan, least = _best(problem)
     if plan is None and problem.shared and problem.mover == "auto":  # sent panels need no copies in node-shared memory
         plan, other = _best(replace(problem, shared=False, outside_node_memory=(), nodes=()))

@@ -103,7 +103,7 @@ class ProductPlan:
     def extra_bytes(self, rank: int | None) -> int:
         """Return the bytes that a rank needs beyond the user's A, B and C; for rank None, the most of any rank.
 
-        If the layouts are ideal, the bytes of A, B and C are included.
+        If the plan chooses the layouts of A, B and C itself (`Problem.ideal`), their bytes are included.
         """
         own = sum(layout.local_bytes(rank) for layout in self.arrangement.layouts) if self.problem.ideal else 0
         checks = self.protection.cost(rank).bytes if self.protection else 0
@@ -343,7 +343,7 @@ def sample(size: int) -> tuple[int, ...]:
 def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = None) -> ProductPlan:
     """Return the plan of an arrangement, with the redistributions that it needs.
 
-    spare : bytes for the buffers of each exchange, in addition to messages of one element; None: no limit.
+    spare : bytes for the buffers of each exchange beyond those for messages of one element; None: no limit.
     """
     size, there = problem.size, (problem.device, problem.staged, problem.nccl)
     moves = list[tuple[str, Exchange]]()

@@ -131,7 +131,7 @@ class Question:
 
     @property
     def given_bytes(self) -> int:
-        """The bytes of the largest local parts of the user's A, B and C; 0 if the layouts are ideal."""
+        """The bytes of the largest local parts of the user's A, B and C; 0 if `layouts` is "ideal"."""
         return 0 if self.layouts == "ideal" else sum(x.local_bytes(None) for x in self._layouts)
 
     @property

@@ -211,7 +211,10 @@ def skewed_rank_maps(rank_map: tuple[int, ...], shape: tuple[int, int]) -> tuple
 
 
 def skewed(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranks of A's and of B's parts at the first step in each layer; ranks[layer, i, j] holds C_ij."""
+    """Return a and b: at the first step rank a[layer, i, j] holds A_ij, and rank b[layer, i, j] holds B_ij.
+
+    ranks : rank ranks[layer, i, j] holds C_ij.
+    """
     _, pr, pc = ranks.shape
     i, j = np.arange(pr)[:, None], np.arange(pc)
     return ranks[:, i, (j - i) % pr + j // pr * pr], ranks[:, (i - j) % pr, j]

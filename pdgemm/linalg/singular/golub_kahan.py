@@ -35,9 +35,9 @@ class LinearMap(Protocol):
 
 
 class Tempered(NamedTuple):
-    """The linear map far (near A): A with a scale for which products do not overflow.
+    """The linear map far near A: near and far scale X and A (near X) so that products do not overflow.
 
-    near, far : powers of two.   norm : |far (near A)|_F.
+    near, far : powers of two.   norm : |far near A|_F.
     """
 
     A: DistMatrix
@@ -70,7 +70,7 @@ class Ritz(NamedTuple):
 def leading_space(
     work: Work, A: LinearMap, k: int, width: int, target: float, steps: int, seed: int
 ) -> tuple[DistMatrix, Ritz, int]:
-    """Return an orthonormal basis (n, k) of the leading right singular vectors of A, by rows on all ranks.  Collective.
+    """Return an orthonormal basis (n, k) of the leading right singular vectors, distributed by rows.  Collective.
 
     width  : columns of a block; more than k to approximate values after the k-th, too.
     target : the steps end when no value can differ from its exact value by more than target times the largest value.

@@ -60,7 +60,7 @@ def as_count(value: object, name: str, least: int) -> int:
 
 
 def as_optional(value: object, name: str, least: int) -> int | None:
-    """Return a count of at least `least`, or None."""
+    """Return a count, an integer >= least; None stays None.  Raises ArgumentError."""
     return None if value is None else as_count(value, name, least)
 
 
@@ -92,7 +92,7 @@ def as_pair(value: Any, rule: str, error: type[PdgemmError] = ArgumentError) -> 
 
 
 def as_shape(value: object) -> tuple[int, int] | None:
-    """Return the shape of a grid, or None."""
+    """Return the shape of a grid; None stays None.  Raises ArgumentError."""
     if value is None:
         return None
     rows, cols = as_pair(value, "shape must be a pair (Pr, Pc), got")

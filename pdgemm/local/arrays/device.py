@@ -61,7 +61,7 @@ class Pinned(NamedTuple):
         return Pinned(self.host[start:stop], self.device[start:stop])
 
     def shared_out(self, parts: int) -> list[Pinned]:
-        """Return the memory in parts of equal size."""
+        """Return consecutive parts of the memory, of equal size."""
         words = self.host.size // parts
         return [self.cut(part * words, (part + 1) * words) for part in range(parts)]
 

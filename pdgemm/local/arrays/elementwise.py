@@ -88,7 +88,7 @@ def _convert(Y: np.ndarray, X: np.ndarray) -> None:
 
 @lru_cache(maxsize=16)
 def _numbers(dtype: np.dtype, to: np.dtype) -> np.ndarray | None:
-    """Return all 256 numbers of an 8-bit float type in a wider type of BLAS; None where a type is another."""
+    """Return all 256 numbers of an 8-bit float type in a wider type of BLAS; None for any other types."""
     if dtype not in NARROW or to not in BLAS:
         return None
     return np.arange(256, dtype=np.uint8).view(dtype).astype(to)

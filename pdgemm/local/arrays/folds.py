@@ -166,7 +166,7 @@ def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> 
 
 
 def weighted_sums(vector: np.ndarray) -> Fold:
-    """Return the reduction to sums of elements times the elements of a vector."""
+    """Return the reduction of each row (or column) x to its product with a vector, the sum of all x_i vector_i."""
     vector = widened(vector)
 
     def local(x: Array, axis: int, indices: np.ndarray) -> Parts:
@@ -177,7 +177,7 @@ def weighted_sums(vector: np.ndarray) -> Fold:
 
 
 def vector_norm(kind: Any) -> Fold:
-    """Return the reduction to a norm of vectors, as numpy.linalg.norm names it."""
+    """Return the reduction to a norm of vectors.   kind : `ord` of numpy.linalg.norm.   Raises ArgumentError."""
 
     def sizes(x: Array) -> Array:
         return np.abs(floating(x)).astype(np.float64)

@@ -48,8 +48,9 @@ def singular_values_of_band(band: np.ndarray) -> np.ndarray:
 
     band : (b + 1, n), b < n; row k has the elements a_{j,j+k}.
 
-    6 n^2 b flops by LAPACK's gbbrd, and O(n^2) by bdsqr, whose small values have the relative errors of a bidiagonal
-    matrix (Fernando & Parlett, Numer. Math. 67, 1994).  Raises LinAlgError where the iteration does not converge.
+    6 n^2 b flops by LAPACK's gbbrd, and O(n^2) by bdsqr, which computes all singular values of the bidiagonal matrix
+    to high relative accuracy (Fernando & Parlett, Numer. Math. 67, 1994).  Raises LinAlgError where the iteration
+    does not converge.
     """
     b, n, real = len(band) - 1, band.shape[1], np.finfo(band.dtype).dtype
     AB, d, e = np.zeros((b + 1, n), band.dtype, "F"), np.zeros(n, real), np.zeros(max(1, n - 1), real)

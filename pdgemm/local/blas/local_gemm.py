@@ -156,7 +156,7 @@ def forms_squares(A: Array, C: Array, hermitian: bool = True, conjugate: bool = 
 
 
 def _square_order(A: np.ndarray, C: np.ndarray, hermitian: bool, conjugate: bool) -> tuple[bytes, int, bool] | None:
-    """Return trans of A, the leading dimension of C, and whether Fortran sees C transposed; None if none fits.
+    """Return trans of A, the leading dimension of C, and whether Fortran sees C transposed; None if BLAS cannot form C.
 
     Fortran sees a row-major C as its transpose, which is the conjugate of a Hermitian C: then A is taken as conjugated.
     BLAS forms A A^H for a column-major A, and conj(A) A^T for a row-major A.

@@ -193,7 +193,8 @@ class LeadingTriangle:
     most : the number of columns of R.   order : the order of the triangle.
 
     With each column, laic1 updates estimates of the largest and the smallest singular value, and of their left
-    singular vectors (Bischof, SIAM J. Matrix Anal. Appl. 11(2), 1990).  The diagonal of R may not show a small value.
+    singular vectors (Bischof, SIAM J. Matrix Anal. Appl. 11(2), 1990).  The diagonal of R may have no small element
+    although a singular value is small.
     """
 
     def __init__(self, dtype: np.dtype, most: int, rcond: float) -> None:

@@ -145,7 +145,7 @@ def secular_roots(
 
 
 def _few_differences(d: np.ndarray, s: np.ndarray, j: int) -> np.ndarray:
-    """Return d - lambda_j for one or two eigenvalues d, for which laed4 returns vectors instead.   s : rho z^2."""
+    """Return d - lambda_j where d has one or two elements: laed4 then returns vectors instead.   s : rho z^2."""
     if len(d) == 1:
         return -s
     gap = d[1] - d[0]

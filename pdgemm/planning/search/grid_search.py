@@ -63,7 +63,10 @@ class Partition:
 
 
 def inner_blocks(pr: Any, pc: Any) -> Any:
-    """Return the number of inner blocks of a layer: a multiple of its longer side, and nearly of its shorter side."""
+    """Return the number of inner blocks of a layer, which is a multiple of max(pr, pc).
+
+    The shorter side of the grid shares the blocks almost evenly: at most the share `IDLE` is lost, if possible.
+    """
     long, short = np.maximum(pr, pc), np.minimum(pr, pc)
     best, least = long, np.ceil(long / short) * short / long  # exact below 2^53
     for times in range(2, 9):
@@ -97,7 +100,10 @@ def near_root(c: int) -> int:
 
 
 def divisor_like(total: int, most: int) -> np.ndarray:
-    """Return the values v = total // x, cut off at `most`, ascending: each is the largest v with its total // v."""
+    """Return the distinct values of min(total // x, most) for x = 1, 2, ..., total, ascending.
+
+    Each is the largest v <= most among all v with the same total // v.
+    """
     small = np.arange(1, isqrt(total) + 1)
     large = (total // small)[::-1]
     values = np.concatenate([small, large[int(large[0] == small[-1]) :]])  # both arrays may contain the root

@@ -329,7 +329,10 @@ def plan_exchange(
     staged: bool = False,
     nccl: bool = False,
 ) -> Exchange:
-    """Return an exchange whose messages fit in cache, and whose buffers fit `memory_limit` if those of one word do."""
+    """Return an exchange with messages as long as cache and `memory_limit` allow, but of at least one element.
+
+    memory_limit : bytes for the buffers of a rank; None: no limit.
+    """
     one = Exchange(
         source, target, size, 1, copies_only and source.conjugated == target.conjugated, shared, device, staged, nccl
     )
@@ -337,7 +340,7 @@ def plan_exchange(
 
 
 def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExchange:
-    """Return the exchange `one`, planned for one-element messages, with messages that fit cache and `memory_limit`."""
+    """Return the exchange `one`, which has one-element messages, with messages as in `plan_exchange`."""
     most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))

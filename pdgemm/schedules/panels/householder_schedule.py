@@ -266,7 +266,7 @@ class PivotedSchedule(HouseholderSchedule):
         return order
 
     def summing(self, panel: Panel) -> Collective:
-        """Return the reduction of the products with the trailing matrix to the first rank: their sum is the sketch."""
+        """Return the reduction of the products of G with parts of X to the first rank; their sum is the sketch."""
         words = (self.width + self.more) * (self.n - panel.start)
         return Collective("reduce", "tree", self.ranks, self._first(words), self.A.dtype)
 

@@ -121,7 +121,7 @@ class Inner(ReducedProduct):
         return self.reduction.windows(0) if self.mnk[2] else []
 
     def owners(self, window: Window) -> list[int] | None:
-        """Return the owner of each range of a window, if its sums are sent before the next are formed; else None."""
+        """Return the owner of each range of a window; None where sums are not formed and sent owner by owner."""
         sent_by_host = self.size > 1 and not self.transport.shared and not self.device
         return self.reduction.owners(0, window) if sent_by_host else None
 

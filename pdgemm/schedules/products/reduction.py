@@ -223,9 +223,9 @@ class Reduction:
         return min(windows.rows, windows.high + parts * (parts > 1))
 
     def owners(self, i: int, window: Window) -> list[int] | None:
-        """Return the place in its group of the owner of each range of a window, or None.
+        """Return the owner of each range, as its place in the group; None where a range may have several owners.
 
-        None, unless each range has one owner: in windows of several ranges (`Shares`), with all columns of C.
+        In a window of several ranges (`Shares`) each range has one owner, if owners have all columns of C.
         """
         cols, group = self.cols_to(0), self.group(i, 0)
         if len(window) < 2 or len(cols) > 1 or self.cols.parts > 1 or self.triangle:

@@ -46,7 +46,10 @@ class Check:
 
 
 def rounded(what: str, value: float, A: DistMatrix, size: float, times: float = 1.0) -> Check:
-    """Return the check value / size <= 3 eps times, with eps of A's type; it cannot tell if the size is infinite."""
+    """Return the check that value / size <= 3 eps times, with eps of A's type.
+
+    If the size is infinite, the check is neither passed nor wrong.
+    """
     return Check(what, value / (size or 1.0), EPS * eps(A.dtype) * times if size < inf else inf)
 
 

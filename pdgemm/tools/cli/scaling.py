@@ -161,8 +161,9 @@ class _StudyInFile:
     ordinary: bool
 
     def opened(self) -> tuple[records.Study, Machine | None]:
-        """Return the contents of the file, and the machine of --machine, PDGEMM_MACHINE, or the study, or None.
+        """Return the contents of the file, and the machine.
 
+        The machine is that of --machine, else of PDGEMM_MACHINE, else of the study; None if none of these has one.
         Raises FileError if the study cannot be continued.
         """
         path = self.path

@@ -101,7 +101,7 @@ class Point(Measurement, kw_only=True):
         return self.words / self.product.lower_bound_words if self.product.lower_bound_words else nan
 
     def ideal(self, ranks: int) -> Prediction:
-        """Return the ideal time of the same curve on `ranks` ranks: at the rate per rank of this point."""
+        """Return the ideal time of the same curve on `ranks` ranks, if each rank computes as fast as at this point."""
         case = self.case.on(ranks)
         return Prediction(case, self.seconds * (case.flops / self.flops) * (self.ranks / ranks))
 

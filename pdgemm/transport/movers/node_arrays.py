@@ -15,8 +15,8 @@ class NodeArrays:
     exposed : by name, an array of this rank in node-shared memory, and the layout of its matrix; None instead of a
         layout: the array has the same shape on all ranks that are read from.
     The constructor and `sync` synchronise the node.  Between them no rank writes to an exposed matrix, and every rank
-    reads it without messages; a buffer that is written meanwhile, such as a partial sum, may be read after a further
-    synchronisation.
+    reads it without messages; a buffer that is written meanwhile, such as one of partial sums, may be read after a
+    further `sync`.
     """
 
     def __init__(self, grid: ProcessGrid, /, **exposed: tuple[Array, Layout | None]) -> None:
@@ -41,5 +41,5 @@ class NodeArrays:
         return self.memory.array(number, shape, own.dtype, where, strides[: len(shape)])
 
     def sync(self) -> None:
-        """Wait until all ranks of the node have finished reading, or writing the partial sums that are read next."""
+        """Wait for all ranks of the node; then their reads are complete, and their partial sums may be read."""
         self.memory.sync()

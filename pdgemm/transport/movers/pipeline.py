@@ -236,7 +236,7 @@ class RingShift:
         return staged_receive(self._comm, panel.host, flat(panel.array), source, self._recorder, number)
 
     def _send(self, panel: BlockPanel, to: int, number: int) -> None:
-        """Start sending a panel of the block in use, which has arrived."""
+        """Start sending a panel of the block in use; the panel has arrived."""
         x = panel.host.host if panel.host else flat(panel.array)
         self._leaving[self._at] += send(self._comm, x, to, self._recorder, number)
 
