@@ -132,7 +132,7 @@ class NewDataset:
         return report_of_file("wrote", (self._path, self._name), method, array, self._nbytes, seconds, self.checksum)
 
     def _create(self, storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
-        """Create the dataset on rank 0, and return its offset and its unit."""
+        """Create the dataset on rank 0, and return its offset in the file and its `access_unit`."""
         partial, name = self._partial, self._name
         storage = storage if self._chunked else {"dcpl": contiguous()}
         with h5py.File(partial, "a") as file:
