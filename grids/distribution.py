@@ -315,7 +315,7 @@ class Distribution:
         (mb, nb), (rsrc, csrc) = self.block, self.source
         start = f" from ({rsrc}, {csrc})" if (rsrc, csrc) != (0, 0) else ""
         skip = (self.rows.skip, self.cols.skip)
-        first = f", the first of {self.rows.first} x {self.cols.first}" if skip != (0, 0) else ""
+        first = f", first block {self.rows.first} x {self.cols.first}" if skip != (0, 0) else ""
         return f"{self.rows.n} x {self.cols.n} in blocks of {mb} x {nb}{start}{first}"
 
 

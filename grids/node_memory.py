@@ -202,7 +202,10 @@ def _take(part: memoryview, spare: int) -> bool:
 
 
 def _free_bytes() -> int:
-    """Return the free bytes of WHERE; 0 where this process may not write to it: MPI libraries put windows elsewhere."""
+    """Return the free bytes of /dev/shm.
+
+    If this process may not write to /dev/shm, MPI libraries put windows elsewhere: the result is 0.
+    """
     with suppress(OSError):
         if os.access(WHERE, os.W_OK):
             there = os.statvfs(WHERE)

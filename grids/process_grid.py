@@ -146,7 +146,7 @@ class ProcessGrid:
         return value
 
     def iterations(self, most: int, usual: int) -> int:
-        """Return `most`, the limit of the iterations of a function; on a `PlannedGrid`, the number to plan."""
+        """Return `most`, the limit of an iteration's steps; on a `PlannedGrid`, `usual`, the usual number of steps."""
         return most
 
     transposed = False  # True for a transposed view

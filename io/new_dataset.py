@@ -124,7 +124,7 @@ class NewDataset:
         return report_of_file("wrote", (self._path, self._name), method, array, self._nbytes, seconds, self.checksum)
 
     def _create(self, storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
-        """Create the dataset on rank 0, and return its offset and its unit."""
+        """Create the dataset on rank 0, and return its offset in the file and its `access_unit`."""
         partial, name = self._partial, self._name
         if not check_target(self._path, name):
             shutil.copyfile(self._path, partial)

@@ -120,8 +120,8 @@ class FilesProduct:
         when     : the times of checkpoints; None: no checkpoints are saved.
         begun    : called before the first step, with the state that an earlier job has left, or None.
 
-        Returns the reports of the product, the comparison and the output, the last one None where C is wrong.  Raises
-        FileError and the errors of `pdgemm` on all ranks.
+        Returns the reports of the product, of the comparison, and of the output; the last is None if C is wrong.
+        Raises FileError and the errors of `pdgemm` on all ranks.
         """
         start, tiling = perf_counter(), self.tiling
         with together(self.grid.comm) as description:

@@ -110,7 +110,7 @@ def multiply_files(
 
 
 def _file_and_name(dataset: Any) -> tuple[str, str]:
-    """Return the file and the name of a dataset, "" of a .npy file.  Raises ArgumentError."""
+    """Return the file of a dataset, and its name in the file; a .npy file has the name "".  Raises ArgumentError."""
     file = dataset[0] if isinstance(dataset, tuple) and dataset[1:] == ("",) else dataset
     if is_npy(file):
         return str(file), ""

@@ -46,7 +46,7 @@ class StoredMatrix:
     __array_ufunc__ = None  # NumPy defers `array @ A` to `__rmatmul__`, which raises DTypeError
 
     def __init__(self, grid: ProcessGrid, source: Source) -> None:
-        """Local; `hdf5.dataset` inspects the file."""
+        """Local: the file is not read.   source : the file, as `hdf5.dataset` has inspected it."""
         self.grid, self.source = grid, source
 
     @property
@@ -204,9 +204,9 @@ def _op(x: Any, trans: str, name: str) -> Any:
 
 
 def _panels(mnk: tuple[int, int, int], grid: tuple[int, int], A: Any, B: Any, limit: int, copied: int) -> Tiling:
-    """Return the tiling with the fewest panels, of which two for each operand in a file take at most half of `limit`.
+    """Return the tiling with the fewest panels that fit: two panels of each operand in a file take half of `limit`.
 
-    The rest is for products, which may redistribute panels.
+    The other half is for products, which may redistribute panels.
     copied : bytes of the copy of C that is needed to repeat a product.
     Raises MemoryLimitError.
     """

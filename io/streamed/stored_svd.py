@@ -45,8 +45,8 @@ def _text(report: Any) -> str:
     as_planned = "as" if report.bytes_read == report.plan["bytes_read"] else "NOT as"
     return (
         f"{text_of_function(report)}\n"
-        f"read {in_bytes(report.bytes_read)}, {as_planned} planned, of which waits for reading "
-        f"{in_seconds(report.read_wait)}; largest rank {in_bytes(report.peak)}"
+        f"read {in_bytes(report.bytes_read)}, {as_planned} planned; waited {in_seconds(report.read_wait)} for reading; "
+        f"largest rank {in_bytes(report.peak)}"
     )
 
 

@@ -64,7 +64,10 @@ class BatchEpilogue:
         return [device.to_device(value, "C") if device and np.ndim(x) else value] * len(self._C.items)
 
     def _check_shapes(self, name: str, x: Batch) -> None:
-        """Raise LayoutError unless items have the shapes of C's items or (scale, bias) of rows or columns."""
+        """Raise LayoutError where an item has the wrong shape.
+
+        An item must have the shape of C's item; an item of scale or bias must be a row or a column of that length.
+        """
         whole = (x.shapes == self._C.shapes).all(axis=1)
         if name in ("scale", "bias"):
             rows, cols = (x.shapes == [1, 0] + self._C.shapes * [0, 1]), (x.shapes == [0, 1] + self._C.shapes * [1, 0])

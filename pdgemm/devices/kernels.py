@@ -70,7 +70,9 @@ def combine(how: Combine, target: Array, source: Array) -> None:
 
 
 def _copied_by_engine(sides: _Sides) -> bool:
-    """Copy contiguous elements, or long rows of pinned memory or other ranks, by a copy engine; else return False.
+    """Copy by a copy engine where it is fastest, and return True; do nothing and return False elsewhere.
+
+    An engine copies contiguous elements, and long rows if one side is pinned memory or memory of another rank.
 
     Within one GPU, kernels copy the rows of a matrix at twice the bandwidth of an engine (measured on an H200).
     """

@@ -14,7 +14,7 @@ class Observer:
     def progress(
         self, what: str, amount: float = 0, unit: str = "FLOP/s"
     ) -> Iterator[Callable[[int, int], object] | None]:
-        """Begin a part of the work, and yield a function progress(done, total), which all ranks call, or None.
+        """Begin a part of the work; yield a function progress(done, total) for all ranks to call, or None for no calls.
 
         amount : bytes or floating-point operations of the whole part.   unit : unit of the rate of the part.
         """

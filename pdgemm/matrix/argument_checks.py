@@ -106,7 +106,7 @@ def op(A: DistMatrix, letter: str) -> DistMatrix:
 def accumulation(
     a: np.dtype, b: np.dtype, c: np.dtype, requested: Any, compute_type: Any = None
 ) -> tuple[np.dtype, str]:
-    """Return the accumulation type of products of a and b, and the type to which a and b are rounded, or ""."""
+    """Return the accumulation type of products of a and b, and the type they are rounded to, or "" for none."""
     if compute_type is not None:
         as_name(compute_type, "compute_type", dtypes.COMPUTE)
     return _accumulation(a, b, c, None if requested is None else dtypes.element_type(requested), compute_type)

@@ -40,13 +40,14 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     grid         : the process grid; block row b of the matrix is on grid row (b + rsrc) mod Pr.
     distribution : which rank owns which elements (`pdgemm.grids.distribution.Distribution`).
     local        : this rank's elements, an array of shape `distribution.local_shape(coords)`;
-                   local row l is global row `distribution.rows.to_global(l, i)`.  Changing the array
-                   changes the matrix.
+                   on grid row i, local row l is global row `distribution.rows.to_global(l, i)`.  Changing
+                   the array changes the matrix.
     order        : "C" or "F", the memory order of the local arrays, one for all ranks.
     device       : "host", or the device of the local arrays, such as "cuda"; the same on all ranks.
-    shared       : whether the local arrays of all ranks are in node-shared memory.  Products read shared arrays in
-                   place; other arrays (copies, results of operators, your own arrays) are copied to node-shared memory
-                   in each product.  MPI_Finalize frees shared elements; a forked process sees the same elements.
+    shared       : whether the local arrays of all ranks are in node-shared memory, where products read them in place.
+                   Arrays that are not shared, as in copies, results of operators and matrices of your own arrays, are
+                   copied there in each product.  MPI_Finalize frees shared elements; a forked process sees the same
+                   elements.
     report       : the report of the product, load or redistribution that computed this matrix, or None.
 
     Views share the elements, cost nothing and send nothing: `A[i0:i1, j0:j1]` is any submatrix, `A.T` the

@@ -197,7 +197,7 @@ class resilient:
                     bits = 0
 
     def _raise(self) -> None:
-        """Raise an exception on all ranks: the first, in the order of ranks, not due to a failed rank.  Collective."""
+        """Raise the lowest rank's exception on all ranks; exceptions due to a failed rank do not count.  Collective."""
         error = None if failures.is_of_failure(self._error) else self._error
         if error is None or isinstance(error, Exception):
             agree(self.comm, error)

@@ -151,7 +151,7 @@ def _aligned(dim: BlockCyclic, side: int, what: str) -> BlockCyclic:
     if dim.n <= dim.first:  # one owner
         return BlockCyclic(n, max(1, n), dim.parts, dim.source)
     if dim.block % side or dim.skip % side:
-        first = f", the first of {dim.first}" if dim.skip else ""
+        first = f" (the first block has {dim.first})" if dim.skip else ""
         raise LayoutError(
             f"blocks of {side} {what} that share a scale must not cross ranks: A has blocks of {dim.block} {what}"
             f"{first}; A.redistribute(block=...) brings A to blocks of a multiple of {side}"

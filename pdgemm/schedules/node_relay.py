@@ -134,7 +134,10 @@ class Parts:
 
     @classmethod
     def of(cls, panels: Iterable[tuple[list[tuple[int, IndexMap]], IndexMap]]) -> Parts:
-        """Return the parts of `panels`: for each panel the owner and index map of each part, and the panel's map."""
+        """Return the parts of panels.
+
+        panels : for each panel, a list of the owner and the index map of each part, and the index map of the panel.
+        """
         rows = [
             (number, owner, runs.size, len(parts) == 1 and whole.contiguous, not place, 1)
             for number, (parts, whole) in enumerate(panels)

@@ -25,7 +25,7 @@ def store(
     rows, cols : maps of the rows and columns of `sums` to those of C; by default the identity.
     within : the elements of C that are assigned; None: all of them.
 
-    Apart from this function only BLAS writes to a result, with the same beta, where products are accumulated in C.
+    A result is written only by this function or, where products are accumulated in C, by BLAS with the same beta.
     """
     if within is not None:
         _store_within(within, C, sums, op, rows, cols)

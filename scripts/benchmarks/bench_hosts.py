@@ -103,7 +103,7 @@ def main(
                 measure(jobs, results, repeats, Limit(limits, mnk, nbytes, rate))
             yield results
 
-    compares = "Time over max(product, transfer), right before and after:"
+    compares = "Time over max(product, transfer), which are measured right before and after it:"
     report(cases(), f"C = A B on {place.name}", compares, {"hosts": hosts, "repeats": repeats}, json_file)
 
 

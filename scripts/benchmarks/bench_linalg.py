@@ -112,9 +112,9 @@ def main(
     known = contenders(place, dtype, threads or len(os.sched_getaffinity(0)))
     taking = [x for x in known if any(fnmatchcase(x.name, y) for y in patterns.split(","))]
     cases = (case(place, taking, f, n, dtype, repeats, ratio) for f, n in itertools.product(wanted, lengths))
-    compares = "Flop rate over that of pdgemm's product of n x n matrices, right before and after:"
+    compares = "Flop rate over that of pdgemm's product of n x n matrices, measured right before and after it:"
     if hosts:
-        compares = "Time over max(product, transfer), right before and after:"
+        compares = "Time over max(product, transfer), which are measured right before and after it:"
     about = {
         "ranks": place.ranks,
         "hosts": hosts,

@@ -212,7 +212,7 @@ class Routing:
         return Batch(items, shapes, self.owner, rows.dtype, self.grid.comm, devices.of(rows))
 
     def transfer_to(self, Y: DistMatrix, rows: Array, beta: Any, new_result: bool, check: bool) -> RoutedTransfer:
-        """Return the transfer Y := R + beta Y, where `rows` (from `new_rows`) holds this rank's groups.  Collective.
+        """Return the transfer Y := R + beta Y of `to_rows`; `rows` of `new_rows` has this rank's groups.  Collective.
 
         new_result : Y was allocated for this transfer.
         """
@@ -280,7 +280,7 @@ class Routing:
 
 
 class RoutedTransfer:
-    """A planned exchange of rows, with its buffers: to the groups, or back as Y := R + beta Y.
+    """A planned exchange of rows, with its buffers: to the groups, or back, Y := R + beta Y with the returned rows R.
 
     X : the matrix.   rows : the rows of this rank's groups, from `Routing.new_rows`.   shared : as in `Routing.plan`.
     """

@@ -96,8 +96,8 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
     """Set A[key] := value, as `A[key] = value` does.  Collective over the grid of A.
 
     A     : DistMatrix (m, n), or a view; not the conjugate of a complex matrix.
-    key   : a key that reads elements, rows, columns or a submatrix, A[key]; or a mask of all elements, a DistMatrix or
-            an array of truth values (m, n), with a number as value.  The same on every rank.
+    key   : any key with which A[key] reads elements, rows, columns or a submatrix; or a mask, an array or DistMatrix
+            (m, n) of truth values, if the value is a number.  The same on every rank.
     value : a number; an array that is the same on every rank; or a DistMatrix of any layout over the same ranks, of a
             type that A can hold.  Broadcast as in NumPy.  If a key names a row or column twice, the last value stays.
             A matrix that shares memory with A is copied first, so that its old elements are assigned.

@@ -34,8 +34,8 @@ class Call(Generic[Planned]):
     workspace : the buffers of the product; nothing else is allocated.
     peers   : the arrays of the other ranks of the node, where panels or partial sums are read in place.
     transfers : tracks the messages in flight to this rank.
-    windows : windows of rows of C; the last product completes them one by one, and calls `completed` after each.  If
-        empty, `completed` is not called.
+    windows : windows of rows of C.  The last panels are multiplied window by window, and `completed` is called when a
+        window is complete.  If there are no windows, `completed` is not called.
     mirrored : B is A^H or A^T.
     scales   : the scales by which panels of A and of B are multiplied when they are converted.
     """

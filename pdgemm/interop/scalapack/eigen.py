@@ -147,7 +147,7 @@ def p_gesvd(
     U: Annotated[DistMatrix | None, Submatrix("m", "min(m, n)", wanted="jobu", updated=True)],
     Vt: Annotated[DistMatrix | None, Submatrix("min(m, n)", "n", wanted="jobvt", updated=True)],
 ) -> int:  # fmt: skip
-    """Compute the singular values of sub(A) = U diag(s) V^H, and vectors, and return INFO, 0.  Collective.
+    """Compute the singular values, and singular vectors, of sub(A) = U diag(s) V^H; return INFO, 0.  Collective.
 
     jobu  : "V": sub(U), m x k with k = min(m, n), is overwritten with the left singular vectors; "N": u, iu, ju and
             descu are ignored.

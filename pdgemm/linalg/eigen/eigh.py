@@ -79,7 +79,7 @@ def eigh(
     type  : the problem with B: 1: A v = w B v, and V^H B V = I;  2: A B v = w v, and V^H B V = I;
         3: B A v = w v, and V^H B^-1 V = I.
     subset_by_index : (lo, hi): the eigenvalues lo to hi, counted from 0 in ascending order, and their vectors.
-    subset_by_value : (lo, hi): the eigenvalues in the interval (lo, hi], of which either end may be infinite.
+    subset_by_value : (lo, hi): the eigenvalues in the interval (lo, hi]; lo and hi may be infinite.
     k, which : compute only the k largest or smallest eigenvalues, by block Lanczos or, if 3 (k + 8) >= n, as a subset.
     tolerance : largest residuals |A v - w v|_2 / |A|_F for k pairs; by default 1e-10, for 32-bit types 1e-5.
     steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.  By default 300, after

@@ -44,7 +44,7 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
     1.7 sqrt(n) e^(-sqrt(t) (2k - 1)); fewer steps suffice if the largest value is well separated.  A NaN gives NaN, and
     so does an infinite element with the norms 2, -2 and "nuc"; no intermediate result overflows.
 
-    Cost of a step, of which 20 to 100 are usual, per rank for P ranks: 4 mn/P flops and m + n words to every rank.
+    Cost of a step per rank for P ranks: 4 mn/P flops and m + n words to every rank; 20 to 100 steps are usual.
     Cost for "nuc" and -2: that of `svdvals`.
     Raises ArgumentError, also for a minimum of a matrix without elements, or DTypeError on all ranks; LinAlgError where
     1000 steps do not suffice.
@@ -126,7 +126,7 @@ def _next(x: np.ndarray, basis: list[np.ndarray]) -> tuple[np.ndarray, float]:
 
 
 def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
-    """Return s, the bidiagonal matrix's largest singular value, and a bound of |s - a singular value of A|.  Local."""
+    """Return the bidiagonal matrix's largest singular value s, and a bound of s's distance to one of A.  Local."""
     if not np.isfinite([*alphas, *betas]).all():  # LAPACK may not return for NaN or infinity
         return np.inf, 0.0
     left, s, _ = np.linalg.svd(np.diag(alphas) + np.diag(betas[:-1], 1))

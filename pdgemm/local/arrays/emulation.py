@@ -16,15 +16,15 @@ _EXACT = 2**24  # float32 represents all integers up to this one
 
 @dataclass(frozen=True)
 class Emulation:
-    """The slicing of operands, and the products of slices that are added up.
+    """How operands are cut into slices, and which products of slices are added up.
 
-    slices : slices of each operand.   bits : bits of a slice.
-    levels : products X_i Y_j with i + j <= levels + 1 are formed, the others are dropped.
+    slices : the number of slices of each operand.   bits : the bits of a slice.
+    levels : products X_i Y_j with i + j <= levels + 1 are computed, the others are dropped.
     sums   : the type in which products are added up.
-    scaled : slices are integers, and s is a power of two above the largest element of a row of A, or a column of B, in
-        a panel.  Otherwise s = 1, and each element of a slice has its own exponent.
-    error  : bound of errors without the errors of sums over k, relative to k times the largest elements of a row of A
-        and of a column of B if `scaled`, else to |A||B|.
+    scaled : slices are integers, and each row of A and column of B in a panel has its own scale s (see above), a power
+        of two above its largest element.  Otherwise s = 1, and each element of a slice has its own exponent.
+    error  : bound of the error relative to |A||B|, without rounding in the sums over k.  If `scaled`, it is relative to
+        k times the largest element of the row of A times the largest element of the column of B.
     """
 
     slices: int

@@ -202,7 +202,7 @@ class LeadingTriangle:
         self._vectors = np.zeros((2, most), dtype)
 
     def extended(self, columns: np.ndarray) -> int:
-        """Add columns of R, as long as the condition allows it, and return the order.  Local."""
+        """Add the next columns of R, until the condition is too large, and return the order of the triangle.  Local."""
         for column in columns.T:
             k, x = self.order, np.ascontiguousarray(column)
             grown = [_with_column(job, self._vectors[job - 1], self._values[job - 1], x, k) for job in (1, 2)]

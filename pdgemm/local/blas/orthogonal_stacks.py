@@ -40,8 +40,9 @@ def orthogonal_factors(
 ) -> np.ndarray:
     """Overwrite matrices X of one shape with approximations of their orthogonal factors, and return them.  Local.
 
-    Each step from X / |X|_F is X := a X + (b A + c A^2) X with A = X X^T.  Singular values, s := a s + b s^3 + c s^5,
-    end between about 0.7 and 1.2 unless they are very small; they do not converge to 1.  A zero matrix stays zero.
+    X is divided by |X|_F; then each step computes X := a X + (b A + c A^2) X, where A = X X^T.  A step maps a singular
+    value s to a s + b s^3 + c s^5.  At the end singular values are between about 0.7 and 1.2, except very small ones;
+    they do not converge to 1.  A zero matrix stays zero.
 
     stack : (matrices, m, n), m <= n, float32 or float64, C-contiguous.   coefficients : as in `newton_schulz`.
     work  : flat, of `work_words` elements of the same type, overwritten; None: it is allocated.

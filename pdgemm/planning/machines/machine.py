@@ -325,7 +325,7 @@ def gpu_cluster(staged: bool) -> Machine:
 
 
 def load_machine(path: str | Path | None = None) -> Machine:
-    """Return the machine of a JSON file; without a path, of the first file in PDGEMM_MACHINE, else the default one."""
+    """Return the machine of a JSON file; by default of the first file in PDGEMM_MACHINE, or else the built-in one."""
     return _loaded(path) if path else next(_named(), Machine())
 
 

@@ -49,7 +49,7 @@ class Simulation:
 
 
 def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
-    """Return the words that each rank (row) sends to each rank (column), or that the latter reads from the former.
+    """Return the words that each rank (a row) sends to each other rank (a column), or lets that rank read.
 
     Raises ArgumentError if there are too many messages, or too many ranks.
     """

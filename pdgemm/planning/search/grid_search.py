@@ -81,7 +81,7 @@ def inner_blocks(pr: Any, pc: Any) -> Any:
 def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return the number of parts into which c layers divide the rows of a block of C, with the least padding.
 
-    In a tie, the layers divide the columns: sums are reduced a few rows at a time, of which each layer then has a part.
+    In a tie, the layers divide the columns: each layer then has a part of the few rows that are reduced at a time.
     """
     different, which = np.unique(c, return_inverse=True)
     root = np.array([near_root(x) for x in different.tolist()], int)[which]

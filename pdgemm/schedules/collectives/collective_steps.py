@@ -86,7 +86,10 @@ def _owned(
 
 # ---------------------------------------------------------------- halving and doubling
 class _Folded:
-    """A power of two of active members; of the first 2 `extra` members, odd ones also act for the one before them."""
+    """The active members of a collective, whose number `size` is a power of two; `extra` members are not active.
+
+    Among the first 2 `extra` members, each odd one is active, and also acts for the even one before it.
+    """
 
     def __init__(self, members: np.ndarray, cuts: np.ndarray) -> None:
         self.members, self.size = members, 1 << (len(members).bit_length() - 1)

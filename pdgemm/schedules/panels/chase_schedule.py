@@ -55,7 +55,7 @@ class Chase:
 
     @cached_property
     def cuts(self) -> list[int]:
-        """The first x of each rank, which is 0 for the first rank; at the end, the number of all x."""
+        """The first x of the tiles of each rank, beginning with 0; the last entry is the number of different x."""
         number = -(-(self.tasks(0) + self.group - 1) // self.breadth)
         sweeps = np.maximum(self.n - np.arange(number) * self.breadth * self.b, 1)  # sweeps with tasks at x, roughly
         wanted = np.arange(1, self.ranks) * sweeps.sum() / self.ranks

@@ -65,7 +65,7 @@ class TridiagonalSchedule(PanelSchedule):
         return BlockCyclic(self.n, self.rows.block, lcm(*self.grid.shape))
 
     def slices(self, panel: Panel) -> list[slice]:
-        """Return the slices of the rows from the panel's start on, in the order of vectors."""
+        """Return the slice of each rank in the vectors of a panel, whose entries are ordered by class."""
         return as_slices(cuts(self.n - panel.start, len(self.ranks)))
 
     @cached_property

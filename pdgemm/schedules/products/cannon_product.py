@@ -90,7 +90,7 @@ class Cannon(Product):
 
     @remembered
     def cuts_of_b(self, part: int) -> list[tuple[int, int]]:
-        """Return the ranges of rows in which a part of B is shifted: the panels of A within this part, or all rows."""
+        """Return the panels of a part of B, as ranges of rows: they match the panels of A, or one panel is the part."""
         a, b = self.A.distribution.cols, self.B.distribution.rows
         if self.in_blocks:
             return [(0, int(self.widths[1][part]))]

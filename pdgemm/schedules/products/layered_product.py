@@ -66,7 +66,7 @@ class ReducedProduct(Product):
         return self.reduction.transfers(rank) if self.mnk[2] else []
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of partial sums that are written, then packed or read, and of reduced sums, added to C."""
+        """Return the bytes of partial sums, written and then packed or read, and of reduced sums added to C."""
         (rows, cols), (own_rows, own_cols) = self.reduction.shape(rank), self.C.local_shape(rank)
         return (2 * rows * cols + own_rows * own_cols) * self.accumulate.itemsize
 

@@ -116,7 +116,9 @@ class Shares(Windows):
 
 @dataclass(frozen=True)
 class Reduction:
-    """The reduction of blocks of C: each rank of a group has a partial sum of its block, and a part of the block in C.
+    """The reduction of blocks of C: the ranks of a group add up their partial sums of a block of C.
+
+    Each rank of the group owns a part of the block in C, and receives the sums of this part.
 
     rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
     rank_map   : the ranks of the grid positions, layer by layer, row by row; the ranks of one block in all layers are

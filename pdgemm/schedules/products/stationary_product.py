@@ -148,7 +148,7 @@ class Stationary(Product):
         return m, min(n, self.widest), k
 
     def copied(self, rank: int) -> int:
-        """Return the bytes of B that are packed to be sent, of partial sums of C, and of reduced sums, added to C."""
+        """Return the bytes of B packed for messages, of partial sums of C, and of reduced sums that are added to C."""
         m_loc = self.A.local_shape(rank)[0]
         packed = self.B.local_bytes(rank) * (not self._lies)
         sums = 0 if self.in_c else m_loc * (self.mnk[1] + self.C.local_shape(rank)[1]) * self.accumulate.itemsize

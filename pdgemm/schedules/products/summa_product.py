@@ -116,7 +116,10 @@ class Summa(Product):
 
     @cached_property
     def _apart(self) -> tuple[int, int]:
-        """The offsets of first bundles between neighbours in a grid column, and in a grid row: few share a link."""
+        """The offsets between the first bundles of neighbours in a grid column, and of neighbours in a grid row.
+
+        They are chosen so that few ranks copy from one owner at the same time.
+        """
         (pr, pc), owners = self.C.distribution.grid_shape, [(x.steps[0].col, x.steps[0].row) for x in self.bundles]
         pairs = len(set(owners))
 

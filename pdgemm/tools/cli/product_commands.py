@@ -98,7 +98,7 @@ def generate(
     help="Compare rows of C with checksums; if they differ, end with an error (detect) or multiply again (repair).  "
     "With --memory or --checkpoint, each product of panels is compared by itself.",
 )  # fmt: skip
-@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to this type, or split into slices.")
+@click.option("--compute-type", type=click.Choice(COMPUTE), help="Round A and B to this type, or cut them into slices.")
 @options.device
 @options.trace
 @click.option(

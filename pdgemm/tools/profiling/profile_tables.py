@@ -71,7 +71,10 @@ def _ranks(profile: Profile) -> Iterator[Table]:
 def _of_ranks(
     what: str, names: list[str], seconds: np.ndarray, shown: list[int], note: str, overlaps: dict[int | str, str]
 ) -> Table:
-    """Return a table of seconds in one unit.   shown : ranks that have a line.   overlaps : overlap of each line."""
+    """Return a table of seconds, scaled to one unit: a line for each rank in `shown`, and for least, mean and most.
+
+    overlaps : the last column, by rank or name of the line; empty: the table has no such column.
+    """
     scale, unit = next(x for x in _UNITS if seconds.max(initial=0) * x[0] >= 1 or x is _UNITS[-1])
     lines: list[tuple[int | str, np.ndarray]] = [(x, seconds[x]) for x in shown]
     lines += [("least", seconds.min(0)), ("mean", seconds.mean(0)), ("most", seconds.max(0))]
@@ -89,7 +92,10 @@ def _three_digits(number: float) -> str:
 
 
 def _transfers(profile: Profile) -> Iterator[Table]:
-    """Yield a table of the seconds of transfers, and one of measured (where ranks waited) and calibrated rates."""
+    """Yield a table of the seconds of transfers, and a table of their rates, measured and calibrated.
+
+    A rate is measured only from transfers for which a rank waited.
+    """
     every = profile.transfers()
     columns = ("kind", "count", "bytes", "p50", "p95", "p99", "waited for", "GB/s")
     rows = [

@@ -87,7 +87,7 @@ class Job:
 
     @property
     def unlike(self) -> str:
-        """The reason why the job's times cannot be compared with NumPy's: kernels of different generations; or ""."""
+        """The generations of the job's kernel and of NumPy's, if times cannot be compared; "" if they are the same."""
         ours, numpys = generation(self.kernel) or "not known", generation(self.wanted) or "not known"
         return "" if self.kernel and ours == numpys else f"{ours}, NumPy {numpys}"
 

@@ -31,11 +31,11 @@ PIECES = 16  # a product is computed in as many pieces, with progress of MPI in 
 
 
 def makers(setting: Setting) -> Iterator[Maker]:
-    """Yield one function that returns a `Way`: a limit, or an algorithm on the given layouts.
+    """Yield a single function, which returns the `Way` of a limit, or of an algorithm on the layouts of `setting`.
 
-    layout : "own", the layouts that need no redistribution, on the best grid of the algorithm, or of the best algorithm
-        for "auto"; "blocks", one block per rank; "columns", one block of columns per rank; "column-parallel", A by
-        rows, B and C by columns; "row-parallel", A by columns, B and C by rows.
+    "own": the layouts of the algorithm on its best grid, which need no redistribution; if the algorithm is "auto",
+    those of the best algorithm.  "blocks": one block per rank.  "columns": one block of columns per rank.
+    "column-parallel": A by rows, B and C by columns.  "row-parallel": A by columns, B and C by rows.
     """
     yield partial(limit if setting.variant in (*LIMITS, BOTH) else multiplied, setting)
 

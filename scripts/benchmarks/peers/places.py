@@ -97,7 +97,7 @@ def bytes_into_a_host(mnk: MNK, hosts: int, layout: str = "", itemsize: int = 8)
 
 
 class Limit:
-    """max(product, transfer) between hosts.
+    """The limit of a contender between hosts: its time is at least max(product, transfer), in seconds.
 
     jobs : the jobs of LIMITS.   share : the factor of the seconds of the product.   nbytes : the bytes that the busiest
     host receives, for contenders that do not report theirs.   rate : the rate of the cables, bit/s.
@@ -127,8 +127,9 @@ class Limit:
 
 @contextmanager
 def cables(place: Place, product: Job, mnk: MNK, nbytes: float, ratio: float, share: float = 1.0) -> Iterator[float]:
-    """Set all cables to the rate, in bit/s, at which `nbytes` take `ratio` times as long as the share of the product.
+    """Set all cables to one rate, and yield it, in bit/s: at this rate `nbytes` take ratio * share * T seconds.
 
+    T are the seconds of the product, measured over fast cables.  The rate is at least LEAST_RATE.
     Programs that are started inside the `with` block use a machine file that was calibrated at this rate.
     """
     set_rate(place.hosts, 1e10)

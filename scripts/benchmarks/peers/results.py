@@ -27,7 +27,7 @@ SETTLE = 0.1  # seconds; OpenBLAS's threads go on spinning for tens of milliseco
 class Result:
     """The seconds of a contender for one case, or the reason why it does not take part (`trouble`).
 
-    yardstick : the seconds of the yardstick, the mean of right before and right after each run.
+    yardstick : for each run, the mean of the yardstick's seconds right before and right after it.
     over : ratios are seconds / yardstick; otherwise they are scale * yardstick / seconds.
     kernel : the kernel of its BLAS.   unlike : the reason why its times are not compared with the yardstick.
     """

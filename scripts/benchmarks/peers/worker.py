@@ -145,7 +145,7 @@ def timed(comm: MPI.Intracomm, way: Way) -> float:
 
 
 def fastest(comm: MPI.Intracomm, makers: Iterator[Maker]) -> Way:
-    """Return the `Way` with the least time of two runs; the first run also warms up."""
+    """Return the fastest `Way`, by the faster of its two runs; one that is much slower than another runs only once."""
     best, least, trouble = None, inf, ""
     for make in makers:
         try:
