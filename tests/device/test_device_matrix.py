@@ -167,7 +167,7 @@ def test_managed_memory_is_staged(comm: Any) -> None:
         assert not device.races
 
 
-def test_elementwise_functions_and_a_grid_in_reverse_order(comm: Any) -> None:
+def test_elementwise_functions_and_reversed_ranks(comm: Any) -> None:
     """New matrices report their true memory order, so that algorithms send blocks without packing."""
     with fake_device(reach=ALONE) as device, ProcessGrid(comm, (1, comm.size)) as grid:
         A, B = (DistMatrix.random((12, 12), grid=grid, seed=s, order="F", device="fake") for s in (1, 2))
@@ -178,8 +178,7 @@ def test_elementwise_functions_and_a_grid_in_reverse_order(comm: Any) -> None:
             C = pdgemm(1, X, B, algorithm=algorithm, shape=grid.shape)
             assert np.allclose(C.allgather(), x @ b)
         with ProcessGrid(comm, (1, comm.size), ranks=range(comm.size)[::-1]) as other:
-            moved = X.redistribute(grid=other)
-            assert np.array_equal(moved.allgather(), X.allgather())
+            assert np.array_equal(X.redistribute(grid=other).allgather(), X.allgather())
         assert not device.races
 
 
