@@ -25,11 +25,11 @@ WORK_GRIDS = 8  # grids that are cached for later products; each has three commu
 
 
 class ProcessGrid:
-    """Pr x Pc ranks, periodic in both directions, in one or more layers.  Collective over `comm`.
+    """Pr x Pc ranks, periodic in both directions.  Collective over `comm`.
 
     ::
 
-        ProcessGrid(comm, shape=(2, 3)) of 6 ranks         with layers=2, 12 ranks
+        ProcessGrid(comm, shape=(2, 3)) of 6 ranks         in 2 layers, 12 ranks
 
                  j=0   j=1   j=2                             layer 1    6   7   8
                +-----+-----+-----+                          layer 0   9  10  11
@@ -43,8 +43,7 @@ class ProcessGrid:
 
     comm   : intracommunicator, by default MPI.COMM_WORLD.  All grids of `comm` share one duplicate of it: no message of
              a grid matches a message of the caller, and ranks that mix up two grids get an exception instead of a hang.
-    shape  : (Pr, Pc) with Pr * Pc * layers ranks; by default the most nearly square one, Pr <= Pc.
-    layers : c, the number of copies of the Pr x Pc plane (2.5D algorithms).
+    shape  : (Pr, Pc) with Pr * Pc ranks; by default the most nearly square one, Pr <= Pc.
     ranks  : the ranks of `comm` at the positions of the grid, row by row; by default all ranks in order.
              Ranks that are not listed are idle: they take part in every collective call and own no elements.
 
@@ -62,14 +61,15 @@ class ProcessGrid:
     PDGEMM_NODE_MEMORY is the largest number of bytes that the ranks of a node share, 0 for none; by default it is half
     of the free bytes in /dev/shm.
 
-    Raises GridError on every rank when shape, layers and ranks do not fit the communicator.
+    2.5D products make grids of several layers, copies of a Pr x Pc plane, by `work_grid`.
+
+    Raises GridError on every rank when shape and ranks do not fit the communicator.
     """
 
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
         shape: tuple[int, int] | None = None,
-        layers: int = 1,
         ranks: Sequence[int] | None = None,
     ) -> None:
         if isinstance(comm, (int, tuple, list)):
@@ -83,19 +83,17 @@ class ProcessGrid:
             watchdog.seconds()
             agreed.flag = _shared(base) is None  # after an exception only some ranks may have the duplicate
             members = range(base.size) if ranks is None else _members(ranks, base.size)
-            self.shape = grid_shape(len(members), shape, layers)
-            arguments += ["ProcessGrid", self.shape, layers, *([] if ranks is None else members), ranks_per_node]
-        self.layers = layers
-        dims = (layers, *self.shape)
-        self.ranks = np.array(members).reshape(dims)
+            self.shape, self.layers = grid_shape(len(members), shape), 1
+            arguments += ["ProcessGrid", self.shape, *([] if ranks is None else members), ranks_per_node]
+        self.ranks = np.array(members).reshape(1, *self.shape)
         shared = None if agreed.flag else _shared(base)
         self._shared = shared or _Shared(base, ranks_per_node, inf if node_bytes is None else node_bytes)
         self.comm: MPI.Intracomm = self._shared.comm
         self.rank, self.size = self.comm.rank, self.comm.size
-        self._connect(base, members, dims)
+        self._connect(base, members, self.ranks.shape)
         self._shared.grids += 1
 
-    def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> None:
+    def _connect(self, base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, ...]) -> None:
         """Create the row, column and depth communicators, and this rank's coordinates.  Collective over base."""
         cart = _cart(base, members, dims)
         self.row, self.col, self.depth = (
@@ -342,7 +340,7 @@ def _members(ranks: Sequence[int], size: int) -> list[int]:
     return members
 
 
-def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int]) -> MPI.Cartcomm | None:
+def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, ...]) -> MPI.Cartcomm | None:
     """Return the Cartesian communicator of `members`, in this order; None on other ranks."""
     if base.rank not in members:
         base.Split(MPI.UNDEFINED)
@@ -353,29 +351,24 @@ def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, int, int
     return cart
 
 
-def grid_shape(size: int, shape: tuple[int, int] | None = None, layers: int = 1) -> tuple[int, int]:
-    """Return (Pr, Pc) for `size` ranks in `layers` layers: `shape` or, where it is None, the most nearly square shape.
+def grid_shape(size: int, shape: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Return (Pr, Pc) for `size` ranks: `shape` or, where it is None, the most nearly square shape.
 
-    Raises GridError where `size`, `shape` and `layers` do not fit.
+    Raises GridError where `shape` does not fit.
     """
-    if layers < 1 or size % layers:
-        raise GridError(f"{size} ranks cannot form {layers} layers of equal size")
-    plane = size // layers
     if shape is None:
-        pr = next(d for d in range(int(plane**0.5), 0, -1) if plane % d == 0)
-        return pr, plane // pr
+        pr = next(d for d in range(int(size**0.5), 0, -1) if size % d == 0)
+        return pr, size // pr
     try:
         pr, pc = map(index, shape)
     except (TypeError, ValueError):
         raise GridError(f"a grid shape is a pair of numbers, got {shape!r}") from None
     if min(pr, pc) < 1:
         raise GridError(f"a grid shape is a pair of positive numbers, got {pr} x {pc}")
-    if pr * pc != plane:
-        layered = f" in {layers} layers" if layers > 1 else ""
+    if pr * pc != size:
         raise GridError(
-            f"a {pr} x {pc} grid{layered} needs {pr * pc * layers} ranks, but there "
-            f"{'is' if size == 1 else 'are'} {size}; "
-            f"grids that fit: {', '.join(f'{d}x{plane // d}' for d in range(1, plane + 1) if plane % d == 0)}"
+            f"a {pr} x {pc} grid needs {pr * pc} ranks, but there {'is' if size == 1 else 'are'} {size}; "
+            f"grids that fit: {', '.join(f'{d}x{size // d}' for d in range(1, size + 1) if size % d == 0)}"
         )
     return pr, pc
 

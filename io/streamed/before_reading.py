@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from pdgemm.errors import OutOfMemoryError
 from pdgemm.gemm import plan
-from pdgemm.grids.distribution import Block
+from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.io import new_dataset
@@ -20,7 +20,6 @@ from pdgemm.io.source import Source
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.dtypes import product
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import distribution_on
 from pdgemm.matrix.residual import check_arguments
 from pdgemm.names import DeviceName
 from pdgemm.planning.product_plan import ProductPlan
@@ -70,7 +69,7 @@ class Outlines:
         if self._device != devices.HOST:
             return DistMatrix.empty(shape, grid=grid, block=block, dtype=dtype, order=order, device=self._device)
         with together(grid.comm):
-            distribution = distribution_on(grid, shape, block, (0, 0))
+            distribution = Distribution.over(grid.shape, shape, block)
             size = distribution.local_shape(grid.coords)
             local = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), size, (0, 0))
         # matrices are in the shared memory of a node if they fit

@@ -10,7 +10,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, DeviceError, LayoutError
-from pdgemm.grids.distribution import Block
+from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.local.arrays import device as devices
@@ -21,15 +21,7 @@ from pdgemm.local.arrays.element_functions import ElementFunction, KnownFunction
 from pdgemm.local.arrays.elementwise import set_by_function, set_elements
 from pdgemm.local.blas.local_gemm import leading
 from pdgemm.matrix.gather import block_index, scatter
-from pdgemm.matrix.local_arrays import (
-    communicator_of,
-    device_on,
-    distribution_on,
-    in_native_order,
-    memory_order,
-    new_local,
-    new_shared,
-)
+from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order, memory_order, new_local, new_shared
 from pdgemm.matrix.matrix_base import MatrixBase
 from pdgemm.names import DeviceName, DType, RandomKind
 from pdgemm.support.agreement import described_elements, together
@@ -114,7 +106,7 @@ class Constructors(MatrixBase):
             return local
 
         local, shared = new_shared(grid, allocate)
-        return cls(local, grid, distribution_on(grid, shape, block, source), order, shared=shared)
+        return cls(local, grid, Distribution.over(grid.shape, shape, block, source), order, shared=shared)
 
     @classmethod
     @_shown()
@@ -241,7 +233,7 @@ class Constructors(MatrixBase):
         grid = default_grid() if grid is None else grid
         comm = communicator_of(grid)
         with together(comm) as arguments:
-            layout = distribution_on(grid, shape, block, source)
+            layout = Distribution.over(grid.shape, shape, block, source)
             array = devices.adopted(local)
             if device := devices.of(array):
                 device.check(array)

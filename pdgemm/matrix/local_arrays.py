@@ -76,7 +76,7 @@ def new_local(
     device: Device | None,
 ) -> tuple[Array, Distribution]:  # fmt: skip
     """Allocate the local array of a new matrix, and return it with the distribution.  Local."""
-    distribution = distribution_on(grid, shape, block, source)
+    distribution = Distribution.over(grid.shape, shape, block, source)
     as_name(order, "order", ("C", "F"))
     return new_array(distribution.local_shape(grid.coords), dtype, order, grid, device), distribution
 
@@ -168,16 +168,3 @@ def device_on(grid: ProcessGrid, name: str) -> Device | None:
     if device and not grid.draft:
         device.discover_peers(grid)
     return device
-
-
-def distribution_on(
-    grid: ProcessGrid, shape: tuple[int, int], block: Block | None, source: tuple[int, int]
-) -> Distribution:
-    """Return the distribution of a matrix over the grid.  Local.  Raises GridError for a grid of several layers."""
-    if grid.layers != 1:
-        plane = grid.shape[0] * grid.shape[1]
-        raise GridError(
-            f"a matrix needs a grid of one layer, this one is {grid}; 2.5D products make their layers themselves; "
-            f"for layer 0 only: ProcessGrid(comm, {grid.shape}, ranks=range({plane}))"
-        )
-    return Distribution.over(grid.shape, shape, block, source)

@@ -34,9 +34,7 @@ def blacs_gridinit(comm: MPI.Intracomm, nprow: int, npcol: int, order: str = "R"
 
 
 def context(grid: ProcessGrid) -> int:
-    """Return the number of a new context for an existing grid of one layer."""
-    if grid.layers != 1:
-        raise GridError(f"a context needs a grid of one layer, but the grid is {grid}")
+    """Create a context for an existing grid."""
     number = next(_numbers)
     _contexts[number] = grid
     return number

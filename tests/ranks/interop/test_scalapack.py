@@ -363,10 +363,6 @@ def test_invalid_contexts(comm: Any) -> None:
         scalapack.blacs_gridexit(ictxt)
     x = np.ones((4, 4), order="F")
     assert info(scalapack.pdtran, 4, 4, 1.0, x, 1, 1, desc, 0.0, x.copy("F"), 1, 1, desc) == -702
-    with ProcessGrid(comm, layers=comm.size) as deep:
-        if comm.size > 1:
-            with pytest.raises(ValueError, match="one layer"):
-                scalapack.context(deep)
     for shape in ((comm.size + (comm.rank == 0), 1), (0, 5), (-1, -1), (10**9, 10**9), (1.0, 1)):
         with pytest.raises(ValueError, match="needs|positive|pair|different arguments"):
             scalapack.blacs_gridinit(comm, *shape)

@@ -12,7 +12,7 @@ from problems import BLOCKS, DTYPES, SHAPES, grid_shapes, sources
 from tiers import in_turn
 
 from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm
-from pdgemm.errors import ArgumentError, GridError, LayoutError, OutOfMemoryError
+from pdgemm.errors import ArgumentError, LayoutError, OutOfMemoryError
 from pdgemm.instrument.run_report import vectors_so_far
 from pdgemm.matrix import gather
 
@@ -159,12 +159,6 @@ def test_rows_further_apart_than_blas_takes_are_refused_everywhere(comm: Any) ->
     lists = [memory[:, :3], np.ones((3, 3), "i1")], [np.ones((3, 2), "i1")] * 2, [np.ones((n, 2), "i4") for n in (2, 3)]
     with pytest.raises(LayoutError, match="BLAS takes up to 2147483647"):
         matmul_batched(*(Batch.from_local(items, comm) for items in lists))
-
-
-def test_matrices_are_on_one_layer(comm: Any) -> None:
-    if comm.size > 1:
-        with ProcessGrid(comm, layers=comm.size) as grid, pytest.raises(GridError, match="one layer"):
-            DistMatrix.zeros((3, 3), grid=grid)
 
 
 def test_fortran_order_is_kept(grid: Any) -> None:

@@ -120,7 +120,7 @@ CASES: list[tuple[str, Act, str]] = [
     ("save", lambda x: x.save(path=None), "NoneType"),
     ("save", lambda x: x.save(progress=boom), "boom"),
     ("save", lambda x: x.load(), "hdf5.load"),
-    ("grids", lambda x: x.pdgemm.ProcessGrid(x.comm, layers=0), "layers"),
+    ("grids", lambda x: x.pdgemm.ProcessGrid(x.comm, (0, 1)), "positive"),
     ("batch", lambda x: x.pdgemm.Batch.from_global(np.ones((1, 2, 2)), x.comm), "Batch.from_global"),
 ]
 
