@@ -215,45 +215,29 @@ def _free_bytes() -> int:
 
 @contextmanager
 def silent_ucx() -> Iterator[None]:
-    """Run the block with the messages of UCX switched off.  Local.
+    """Run the block with the messages of UCX switched off, by a control variable of MPI's tools interface.  Local.
 
     Where UCX finds no usable network, as in containers and on most personal computers, the Open MPI of PyPI prints an
     error on each rank that creates a window, even a window of shared memory, for which UCX is not used.  Where the user
     has set how much UCX prints, the user's setting stays.
     """
-    name = b"opal_common_ucx_verbose"
-    before = None if f"OMPI_MCA_{name.decode()}" in os.environ else _exchange_variable(name, -1)
+    name = "opal_common_ucx_verbose"
+    library = None if f"OMPI_MCA_{name}" in os.environ else ctypes.CDLL(MPI.__file__)
+    if MPI.get_vendor()[0] != "Open MPI" or not hasattr(library, "MPI_T_init_thread"):
+        yield
+        return
+    at, count, handle, before = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()
+    level = _LEVELS.index(MPI.Query_thread())  # Open MPI would apply a lower level to all of MPI
+    library.MPI_T_init_thread(level, ctypes.byref(ctypes.c_int()))
+    known = (
+        not library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(at))
+        and not library.MPI_T_cvar_handle_alloc(at, None, ctypes.byref(handle), ctypes.byref(count))
+        and not library.MPI_T_cvar_read(handle, ctypes.byref(before))
+        and not library.MPI_T_cvar_write(handle, ctypes.byref(ctypes.c_int(-1)))
+    )
     try:
         yield
     finally:
-        if before is not None:
-            _exchange_variable(name, before)
-
-
-def _exchange_variable(name: bytes, value: int) -> int | None:
-    """Set a control variable of one integer, and return its old value; None where the variable cannot be set.
-
-    By MPI's tools interface (MPI_T), which mpi4py does not offer.
-    """
-    if MPI.get_vendor()[0] != "Open MPI":
-        return None
-    try:
-        library = ctypes.CDLL(MPI.__file__)
-        level = _LEVELS.index(MPI.Query_thread())  # Open MPI would apply a lower level to all of MPI
-        if library.MPI_T_init_thread(level, ctypes.byref(ctypes.c_int())):
-            return None
-    except (OSError, AttributeError):
-        return None
-    at, count, handle = ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_void_p()
-    old, new = ctypes.c_int(0), ctypes.c_int(value)
-    done = (
-        not library.MPI_T_cvar_get_index(name, ctypes.byref(at))
-        and not library.MPI_T_cvar_handle_alloc(at, None, ctypes.byref(handle), ctypes.byref(count))
-        and count.value == 1
-        and not library.MPI_T_cvar_read(handle, ctypes.byref(old))
-        and not library.MPI_T_cvar_write(handle, ctypes.byref(new))
-    )
-    if handle:
-        library.MPI_T_cvar_handle_free(ctypes.byref(handle))
-    library.MPI_T_finalize()
-    return old.value if done else None
+        if known:
+            library.MPI_T_cvar_write(handle, ctypes.byref(before))
+        library.MPI_T_finalize()

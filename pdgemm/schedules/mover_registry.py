@@ -84,12 +84,6 @@ def add_mover(mover: Mover) -> None:
     by_messages.cache_clear()
 
 
-def remove(name: str) -> None:
-    """Remove a mover."""
-    del MOVERS[name]
-    by_messages.cache_clear()
-
-
 def mover_choices() -> tuple[str, ...]:
     """Return the policies and movers that a caller may request."""
     return (*POLICIES, *MOVERS)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pdgemm.instrument.recorder import Recorder, Then
-from pdgemm.schedules.mover_registry import Mover, add_mover, by_messages, host_movers, remove
+from pdgemm.schedules.mover_registry import MOVERS, Mover, add_mover, by_messages, host_movers
 
 TREE = Mover(
     "tree",
@@ -60,7 +60,7 @@ def tree_registered() -> Iterator[None]:
     try:
         yield
     finally:
-        remove(TREE.name)
+        removed()
         del BROADCASTS[TREE.name]
 
 
@@ -71,7 +71,13 @@ def tree_planned() -> Iterator[None]:
     try:
         yield
     finally:
-        remove(TREE.name)
+        removed()
+
+
+def removed() -> None:
+    """Make the tree unknown again."""
+    del MOVERS[TREE.name]
+    by_messages.cache_clear()
 
 
 @pytest.fixture(name="tree_mover")

@@ -153,15 +153,13 @@ class SvdSearch(NamedTuple):
     seed: int
 
 
-def checked_search(
-    shape: tuple[int, int], k: Any, oversample: Any, tolerance: Any, steps: Any, seed: Any, usual: int = 10
-) -> SvdSearch:
+def checked_search(shape: tuple[int, int], k: Any, oversample: Any, tolerance: Any, steps: Any, seed: Any) -> SvdSearch:
     """Return the search that arguments of `svd` describe.  Local, inside `together`; raises ArgumentError."""
     k = as_count(k, "k", 1)
     if k > min(shape):
         m, n = shape
         raise ArgumentError(f"k = {k} is more than the {min(shape)} singular values of A, which is {m} x {n}")
-    width = k + (usual if oversample is None else as_count(oversample, "oversample", 0))
+    width = k + (10 if oversample is None else as_count(oversample, "oversample", 0))
     limit = None if tolerance is None else as_real(tolerance, "tolerance", above=0)
     return SvdSearch(k, width, limit, 100 if steps is None else as_count(steps, "steps", 1), as_seed(seed))
 

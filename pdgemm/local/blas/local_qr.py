@@ -152,17 +152,17 @@ def reflect_in_turn(A: Array, order: np.ndarray) -> Array:
     return reflect(A)
 
 
-def reflect_rows(V: Array, T: Array, X: Array, workspace: Array, adjoint: bool = False) -> None:
-    """Compute X := (I - V T V^H) X, or, with `adjoint`, X := (I - V T^H V^H) X.  Local.
+def reflect_rows(V: Array, T: Array, X: Array, workspace: Array) -> None:
+    """Compute X := (I - V T V^H) X.  Local.
 
     V : (m, k);  T : (k, k), column-major;  X : (m, n).   workspace : at least 2 k n elements.
     """
-    k, n, is_complex = V.shape[1], X.shape[1], V.dtype.kind == "c"
+    k, n = V.shape[1], X.shape[1]
     if not X.size:
         return
     W, TW = workspace[: 2 * k * n].reshape(2, n, k).transpose(0, 2, 1)
-    gemm_accumulate(1, V.T, X, 0, W, conjugate_a=is_complex)
-    gemm_accumulate(1, T.T if adjoint else T, W, 0, TW, conjugate_a=adjoint and is_complex)
+    gemm_accumulate(1, V.T, X, 0, W, conjugate_a=V.dtype.kind == "c")
+    gemm_accumulate(1, T, W, 0, TW)
     gemm_accumulate(-1, V, TW, 1, X)
 
 

@@ -261,17 +261,6 @@ def _two_level_sums(collective: Collective) -> CollectiveSteps:
     yield from by.side_by_side(*(by.ring_all_gather(group, cuts) for group in groups))
 
 
-def _two_level_broadcast(collective: Collective) -> CollectiveSteps:
-    """Broadcast to one rank of each node first, and then on each node."""
-    groups = collective.groups
-    yield from by.binomial_broadcast(groups[:, 0], _whole(collective))
-    yield from by.side_by_side(*(by.binomial_broadcast(group, _whole(collective)) for group in groups))
-
-
-def _whole(collective: Collective) -> np.ndarray:
-    return np.array([0, len(collective.counts)])
-
-
 def _several_nodes(node: tuple[int, ...]) -> bool:
     """Are there several nodes, each with the same number of ranks, at least two?"""
     sizes = {*Counter(node).values()}
@@ -312,7 +301,6 @@ for _operation, _name, *_algorithm in (
     ("scatter", "flat", _by_members(by.flat_scatter), _linear),
     ("broadcast", "tree", _by_members(by.binomial_broadcast), _logarithmic),
     ("broadcast", "scatter", _by_members(by.binomial_scatter, by.ring_all_gather), _linear),
-    ("broadcast", "two-level", _two_level_broadcast, _logarithmic, "", _several_nodes),
     ("all_to_all", "pairwise", _by_members(by.pairwise_all_to_all), _linear),
     ("all_to_all", "bruck", _by_members(by.bruck_all_to_all), _linear),
 ):  # fmt: skip

@@ -98,7 +98,7 @@ def test_the_fastest_is_chosen() -> None:
     costs = collective_costs("all_reduce", parts_of("all_reduce", 10**6, 64), kind, 64, machine)
     assert [x.seconds for x in costs] == sorted(x.seconds for x in costs) and len(costs) == 7
     assert "two-level" not in [
-        x.collective.algorithm for x in collective_costs("broadcast", (9, 0), kind, 2, Machine())
+        x.collective.algorithm for x in collective_costs("all_reduce", (9, 0), kind, 2, Machine())
     ]
     text = costs_table(costs)
     assert "of bound" in text and "any algorithm needs at least 1.97 M words per rank, and at least 6 rounds" in text
@@ -118,7 +118,7 @@ def test_bad_arguments() -> None:
         (("all_reduce", "ring", 3), "all_reduce on 3 ranks needs 3 counts >= 0"),
         (("all_to_all", "bruck", 2), "all_to_all on 2 ranks needs 4 counts"),
         (("all_gather", "ring", 2, (1, -1)), "counts >= 0"),
-        (("broadcast", "two-level", 3, (1, 1, 1), (0, 0, 1)), "needs several nodes with equally many ranks"),
+        (("all_reduce", "two-level", 3, (1, 1, 1), (0, 0, 1)), "needs several nodes with equally many ranks"),
     ):
         with pytest.raises(ArgumentError, match=message):
             collective(*arguments)
