@@ -222,8 +222,8 @@ def silent_ucx() -> Iterator[None]:
     has set how much UCX prints, the user's setting stays.
     """
     name = "opal_common_ucx_verbose"
-    library = None if f"OMPI_MCA_{name}" in os.environ else ctypes.CDLL(MPI.__file__)
-    if MPI.get_vendor()[0] != "Open MPI" or not hasattr(library, "MPI_T_init_thread"):
+    wanted = MPI.get_vendor()[0] == "Open MPI" and f"OMPI_MCA_{name}" not in os.environ
+    if not wanted or not hasattr(library := ctypes.CDLL(MPI.__file__), "MPI_T_init_thread"):
         yield
         return
     at, count, handle, before = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()

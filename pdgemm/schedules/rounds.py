@@ -52,13 +52,11 @@ class WorkPiece(NamedTuple):
     extents : m, n and k, each a number for all ranks, or an array with an entry for each rank.
     kind    : `PRODUCT` or `MEMORY`.
     share   : factor on the flops of a product, or an array of factors by rank; less than 1 for one triangle of C.
-    dtype   : type of the elements; None: the `panel_dtype` of the schedule.
     """
 
     extents: tuple[Any, Any, Any]
     kind: str = PRODUCT
     share: Any = 1.0
-    dtype: np.dtype | None = None
 
 
 @dataclass

@@ -111,7 +111,7 @@ def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, b
 
 def _seconds(work: WorkPiece, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:
     """Return the time of a piece of work on each rank."""
-    dtype = work.dtype or schedule.panel_dtype
+    dtype = schedule.panel_dtype
     extents = np.stack([one_each(x, ranks) for x in work.extents])
     if work.kind == MEMORY:
         return np.prod(extents, axis=0) * dtype.itemsize / machine.copy_bandwidth
