@@ -96,9 +96,10 @@ class BlockCyclic:
 
     def to_global(self, local: Index, part: int) -> Index:
         """Return the global index of a local index of `part`."""
-        local = local + self._lacking(part)
+        position = (part - self.source) % self.parts
+        local = local if position else local + self.skip
         block = self._from_0(local // self.block)
-        return local + (block * (self.parts - 1) + self._position(part)) * self.block - self.skip
+        return local + (block * (self.parts - 1) + position) * self.block - self.skip
 
     def count(self, part: int) -> int:
         """Return the number of indices that `part` owns (NUMROC)."""
@@ -172,13 +173,6 @@ class BlockCyclic:
         if self.n <= self.first + min(self.first, self.block):  # two blocks, the second not longer than the first
             return BlockCyclic(self.n, self.first, self.parts, self.source)
         return self
-
-    def _position(self, part: int) -> int:
-        return (part - self.source) % self.parts
-
-    def _lacking(self, part: int) -> int:
-        """Return the number of indices missing in the first block of `part`."""
-        return self.skip if part == self.source else 0
 
     def _from_0(self, block: Index) -> Index:
         """Return a block number, 0 where it is negative: the extra indices of a long first block belong to block 0."""

@@ -35,14 +35,6 @@ _WORTH_COPYING = 1 << 32  # a product of so many multiplications takes a device 
 _BUNDLES = 8  # number of bundles if k is large: later bundles are sent while the first bundle is multiplied
 
 
-def bundle_width(k: int, width: int, c_bytes: int) -> int:
-    """Return the width of a bundle, in which thin panels are multiplied together; at most `width`.
-
-    c_bytes : size of the block of C that the products are added to.
-    """
-    return min(k, width, max(BUNDLE if c_bytes < CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
-
-
 def _most_alike(numbers: np.ndarray) -> int:
     """Return the most occurrences of one number in any row."""
     rows, numbers = np.arange(len(numbers))[:, None], numbers - numbers.min()
@@ -151,8 +143,10 @@ class Summa(Product):
 
     @cached_property
     def _bundle(self) -> int:
-        c_bytes = self.C.distribution.rows.largest * self.C.distribution.cols.largest * self.accumulate.itemsize
-        return bundle_width(self.mnk[2], self._width, c_bytes)
+        """The width of a bundle, in which thin panels are multiplied together."""
+        k, C = self.mnk[2], self.C.distribution
+        c_bytes = C.rows.largest * C.cols.largest * self.accumulate.itemsize
+        return min(k, self._width, max(BUNDLE if c_bytes < CACHE_BYTES else 2 * BUNDLE, k // _BUNDLES))
 
     @cached_property
     def _counts(self) -> np.ndarray:
