@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.algorithms.protection.checksum import checksum, repaired
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError, MemoryLimitError
-from pdgemm.grids.distribution import Block
+from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument import spans
@@ -25,9 +25,9 @@ from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_places
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, distribution_on, new_array
+from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, new_array
 from pdgemm.names import DType, Protection
-from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
+from pdgemm.schedules.exchanges.exchange import Exchange, Redistribution, plan_exchange
 from pdgemm.support.agreement import together
 from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
 from pdgemm.transport.store import store
@@ -74,9 +74,7 @@ def redistribute(
     if like is not None or grid is not None:
         _check_target(X, like, grid, (new_result, grid, block, source, order), check)
     if like is not None:
-        out, dtype = _like(X, like, dtype, (out is None, grid, block, source, order), check), None
-    if grid is not None:
-        _check_grid(X, grid, check)
+        grid, order = like.grid, like.order
     if new_result:
         there = X.grid.base if grid is None else grid
         device_on(there, X.device)
@@ -87,10 +85,8 @@ def redistribute(
             if Y is None:
                 if beta != 0:
                     raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
-                there = grid or X.grid.base
-                wanted = X.dtype if dtype is None else dtype
-                local, distribution = new_local(there, X.shape, block, source, wanted, order, devices.of(X.stored))
-                Y = DistMatrix(local, there, distribution, order)
+                layout = Distribution.over(there.shape, X.shape, block, source) if like is None else like.distribution
+                Y = _new_result(X, there, layout, X.dtype if dtype is None else dtype, order)
             elif (grid, block, source, order, dtype) != (None, None, (0, 0), "C", None):
                 raise ArgumentError("grid, block, source, order, dtype make a new matrix, but out was given")
             _check(X, Y)
@@ -169,18 +165,35 @@ def _carried_out(
     return recorder
 
 
-def _like(X: DistMatrix, like: DistMatrix, dtype: Any, others: tuple[object, ...], check: bool) -> DistMatrix:
-    """Return a new matrix in the layout of `like`, of type `dtype`, or of X's type if dtype is None."""
-    with together(communicator(X=X), check) as description:
-        description.append("redistribute like another matrix")
-        check_matrices(X=X, like=like)
-        if others != (True, None, None, (0, 0), "C"):
-            raise ArgumentError("like determines the layout: omit out, grid, block, source and order")
-        like.layout_in(X.grid)  # raises for a grid over other ranks
-        if like.shape != X.shape:
-            raise LayoutError(f"shapes differ: X is {X.distribution}, like is {like.distribution}")
-        local = new_array(like.stored.shape, dtype or X.dtype, like.order, like.grid, devices.of(X.stored))
-    return type(X)(local, like.grid, like.distribution, like.order)
+def timed_exchange(
+    name: str,
+    alpha: Any,
+    X: Any,
+    beta: Any,
+    Y: Any,
+    plan: Redistribution,
+    buffers: ExchangeBuffers,
+    grid: ProcessGrid,
+    then: Callable[[Recorder], object] | None = None,
+) -> Recorder:
+    """Compute Y := alpha X + beta Y, and return the recorder.  Collective; the plan is the same on all ranks.
+
+    X, Y : the local array, or the list of this rank's blocks.   name : of the span.   then : further work on Y.
+    """
+    sources, targets = (x if isinstance(x, list) else [x] for x in (X, Y))
+    recorder = recorder_of([*targets, *sources][0])
+    recorder.hold(buffers.nbytes)
+    kept = kept_if_it_fails(buffers, *sources, *targets)
+    with np.errstate(all="ignore"), kept, spans.timed(name, sum(y.nbytes for y in targets)):
+        if alpha == 0:
+            with recorder.phase("compute"):
+                store(Y, None, Combine(beta=beta))
+        else:
+            exchange(alpha, X, beta, Y, plan, buffers, grid, recorder)
+        if then:
+            then(recorder)
+        recorder.finish()
+    return recorder
 
 
 def transfer_ways(

@@ -100,6 +100,6 @@ def costs_table(costs: tuple[CollectiveCost, ...]) -> str:
         for x in costs
     ]
     table = Table(("algorithm", "time", "words", "of bound", "messages"), rows, words=("algorithm",))
-    bound = f"no algorithm sends less than {in_words(round(least))} per rank, in fewer than {counted(rounds, 'round')}"
+    bound = f"any algorithm needs at least {in_words(round(least))} per rank, and at least {counted(rounds, 'round')}"
     orders = [f"sums of {x['algorithm']}: {x['sums']}" for x in (cost.as_dict() for cost in costs) if x["sums"]]
     return "\n".join([str(table), f"{bound}\n(Chan et al. 2007)", *orders])

@@ -197,9 +197,9 @@ def test_a_page_of_a_product(folder: Path, tmp_path: Path, way: list[str]) -> No
     for said in (heading, "residual ", "wrote c.h5:/c (29 x 61 ", "econds of each rank; rank ", "<svg", ">verify<"):
         assert said in page, said
     assert "training" not in page
-    assert ("lets it read" in page) == (way == [])  # words from rank to rank: only of a product in memory
+    assert ("lets that rank read" in page) == (way == [])  # words from rank to rank: only of a product in memory
     assert sorted(x.name for x in tmp_path.iterdir()) == ["c.h5", "r.html", *["t.json"] * bool(way)]
-    for name, said in (("r.pdf", "the file name must end in .html"), ("none/r.html", "the folder")):
+    for name, said in (("r.pdf", "a file with the ending .html"), ("none/r.html", "the folder")):
         bad = pdgemm(1, *words[:6], name, "-o", "d.h5:/c", cwd=tmp_path)
         assert said in one_line(bad) and not (tmp_path / "d.h5").exists()
 

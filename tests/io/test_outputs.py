@@ -195,7 +195,7 @@ def test_owner_and_mode_stay(tmp_path: Path) -> None:
 def test_a_report_takes_the_place_of_no_study(tmp_path: Path) -> None:
     study = tmp_path / "s.html"
     study.write_text("measured")
-    refused(ArgumentError, "one of the studies", plot.report, [study], tmp_path / "." / "s.html", None, 8)
+    refused(ArgumentError, "holds the measurements", plot.report, [study], tmp_path / "." / "s.html", None, 8)
     assert study.read_text() == "measured"
 
 

@@ -241,7 +241,7 @@ def test_only_failed_cases(tmp_path: Path) -> None:
         (None, "r.html", "no such file"),
         ([], "r.html", "no measurement in it"),
         (["text"], "r.svg", "no measurement in it: line 1: "),
-        (strong(), "r.pdf", "must end in .html, .png or .svg"),
+        (strong(), "r.pdf", "a file with the ending .html, .png or .svg"),
         (strong(), "no/r.svg", "the folder"),
         (strong(), "folder.svg", "is a folder, not a file"),
     ],

@@ -256,7 +256,7 @@ def test_plans_fit_the_memory_that_they_name(mnk: tuple[int, int, int], ranks: i
         ({"m": -1}, "dimensions are from 0"),
         ({"layouts": "mine"}, "layouts 'mine' is not one of default, ideal"),
         ({"mover": "nccl"}, "mover 'nccl' is not one of auto, mpi, shared"),
-        ({"mover": "shared", "machine": Machine(ranks_per_node=1)}, "requires ranks that share host memory"),
+        ({"mover": "shared", "machine": Machine(ranks_per_node=1)}, "is for ranks that share memory"),
         ({"ranks": 6, "algorithm": "cannon", "shape": (2, 3)}, "one side of its grid divides the other.*1 x 6, 6 x 1"),
         ({"ranks": 6, "algorithm": "2.5d", "layers": 7}, "layers >= 2"),
         ({"ranks": 6, "shape": (7, 1)}, "at most 6 ranks"),
