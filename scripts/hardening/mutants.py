@@ -1,4 +1,4 @@
-"""Plant 124 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
+"""Plant 123 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
     python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
     python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
