@@ -11,11 +11,11 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.parallel.dropped_messages import last_tag
 from pdgemm.schedules.collectives.collective import sum_of_numbers
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.waits import this_rank
 from pdgemm.transport.collectives import prepared_collective
-from pdgemm.transport.dropped_messages import last_tag
 from pdgemm.transport.movers.arrivals import Transfers
 
 _MEET, _AGREE, CALL = 3, 4, 5  # message tags of meetings and calls; collectives of a mesh have others

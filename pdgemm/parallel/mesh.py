@@ -16,6 +16,7 @@ from pdgemm.errors import ArgumentError, DTypeError, GridError, MeshError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.arguments import as_whole
+from pdgemm.parallel.dropped_messages import drop_messages, last_tag
 from pdgemm.parallel.line_checks import AFTER_FAILURES, CALL, LineChecks
 from pdgemm.schedules.collectives.collective import Collective, sum_of_array, sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
@@ -24,7 +25,6 @@ from pdgemm.support.agreement import agree, check_not_freed, together
 from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.support.text import counted
 from pdgemm.transport.collectives import prepared_collective
-from pdgemm.transport.dropped_messages import drop_messages, last_tag
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
 
 _SUMS = 0  # the message tag of sums
