@@ -95,7 +95,7 @@ def test_failures_of_cusolver(comm: Any, gpu: Gpu, cuda: Any, monkeypatch: Any) 
         for name, act in (("dpotrf", potrf), ("dgetrf", partial(getrf, pivots=pivots))):
             with monkeypatch.context() as patch:
                 patch.setattr(type(solver), name, Mock(side_effect=CUSOLVERError(status)))
-                with pytest.raises(expected, match="lacks memory on the GPU" if status == 2 else "6"):
+                with pytest.raises(expected, match="ran out of memory on the GPU" if status == 2 else "6"):
                     act(cuda.to_device(x, "F"))
     with monkeypatch.context() as patch:
         patch.setattr(type(solver), "dpotrf_bufferSize", Mock(return_value=1 << 40))
@@ -200,7 +200,7 @@ def test_unequal_matrices_are_one_call(gpu: Gpu, cuda: Any) -> None:
     for status, expected in ((3, OutOfMemoryError), (13, CUBLASError)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Gpu, "cublasGemmGroupedBatchedEx", Mock(return_value=status))
-            with pytest.raises(expected, match="lacks memory on the GPU" if status == 3 else "13"):
+            with pytest.raises(expected, match="ran out of memory on the GPU" if status == 3 else "13"):
                 cuda.multiply_each(1, [(x, x, cuda.empty((3, 3), "float64"))], 0)
 
 

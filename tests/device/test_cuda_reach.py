@@ -68,7 +68,7 @@ def test_failures_are_errors(comm: Any, gpu: Gpu, cuda: Any) -> None:
     A = cuda.to_device(np.ones((3, 3)), "C")
     product: Any = cuda.multiply(1, A, A, cuda.empty((3, 3), "float64"), False, False, False)
     for error, expected, text in (
-        (CUBLASError(3), OutOfMemoryError, "lacks memory on the GPU"),  # cuBLAS's ALLOC_FAILED
+        (CUBLASError(3), OutOfMemoryError, "ran out of memory on the GPU"),  # cuBLAS's ALLOC_FAILED
         (CUDARuntimeError(2), OutOfMemoryError, "lacks memory"),
         (CUDADriverError(2), OutOfMemoryError, "lacks memory"),
         (CUDARuntimeError(3), CUDARuntimeError, "3"),
