@@ -148,8 +148,8 @@ class SvdPlan:
                 f"{self.columns}: {size}; reads {in_bytes(2 * self.pass_bytes)}"
             )
         return (
-            f"A in {panels} of at most {counted(rows, lines)} is read twice in each step, with blocks of {self.width} "
-            f"columns, and 3 times more: {size}; a pass reads {in_bytes(self.pass_bytes)}"
+            f"A is read twice in each step, for a block of {counted(self.width, 'column')}, and in 3 more passes; "
+            f"a pass reads {in_bytes(self.pass_bytes)} in {panels} of at most {counted(rows, lines)}; memory: {size}"
         )
 
 

@@ -217,7 +217,7 @@ class _Sides(NamedTuple):
 
 
 def _by_target(target: Array, source: Array) -> _Sides:
-    """Return the sides of a copy between two arrays of the same shape."""
+    """Return the `_Sides` of a copy between two arrays of the same shape: sort axes by the target's strides."""
     shape, there, here = list[int](), list[int](), list[int]()
     axes = zip(target.shape, target.strides, source.strides)
     for n, t, s in sorted((x for x in axes if x[0] > 1), key=lambda x: -x[1]):

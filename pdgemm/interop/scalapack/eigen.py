@@ -25,9 +25,10 @@ class ProblemType(Kind):
 
 
 class Bounds(Kind):
-    """The arguments vl, vu, il and iu of p?syevr; the next two argument numbers belong to its results m and nz.
+    """The arguments vl, vu, il and iu of p?syevr, which `p_evr` gets as one tuple, `bounds`.
 
-    The function gets (vl, vu) if the letter `range` is "V", (il, iu) if it is "I", and otherwise ().
+    The tuple is (vl, vu) if the letter `range` is "V", (il, iu) if it is "I", and otherwise ().
+    In ScaLAPACK's argument list the results m and nz follow iu, so `fortran` lists them, too.
     """
 
     def fortran(self, name: str) -> dict[str, Any]:

@@ -229,10 +229,11 @@ def det(A: DistMatrix) -> Any:
     A : DistMatrix (n, n).  Exceptions are those of `lu_factor`.
     Badly scaled rows and columns are scaled by powers of two before A is factored: see `solve`.  No intermediate
     result overflows or underflows; a determinant that is out of range is infinite or 0, and `slogdet` has its
-    logarithm.  All ranks warn with scipy.linalg.LinAlgWarning where no digit may be right: the reciprocal condition
-    number of the scaled matrix is less than eps, or a pivot is zero and products of elements may have underflowed.
-    Cost: that of `lu_factor`, the largest elements of all rows and columns, and 24 n^2/P flops, in three solves with 4
-    columns, for the condition number.
+    logarithm.  All ranks warn with scipy.linalg.LinAlgWarning where possibly all digits are wrong: the reciprocal
+    condition number of the scaled matrix is less than eps, or a pivot is zero and products of elements may have
+    underflowed.
+    Cost: that of `lu_factor`; a search for the largest element of each row and of each column; and, for the condition
+    number, three solves with 4 columns, 24 n^2/P flops.
     Error: the result is within n eps of det(A + E), relatively, where |E| <= gamma_n |L||U| for the factors of the
     scaled matrix (Higham, Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1 and theorem 9.3).
     """

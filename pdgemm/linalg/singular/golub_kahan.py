@@ -140,11 +140,13 @@ def missing(k: int, s: np.ndarray, residuals: np.ndarray, norm: float) -> np.nda
     residuals : for each value the length of the longer one of A v - s u and A^H u - s v.
     norm      : |A|_F.
 
-    In the bases (u, others) and (v, others) A is [[diag(s), E^H], [F, A']], and E and F are no longer than epsilon, the
-    length of the residuals.  If t is a bound of |A'|, a value above t moves by at most 2 epsilon^2 / (s - t +
-    sqrt((s - t)^2 + 4 epsilon^2)) (Li & Li, Linear Algebra Appl. 395, 2005, theorem 3), and a value below t by at most
-    t - s more.  t is the smaller one of two bounds: sqrt(|A|_F^2 - sum s^2), which always holds, and the next
-    approximate value plus its residual, which holds unless the random block misses a direction.
+    In the bases (u, others) and (v, others), A is [[diag(s), E^H], [F, A']], where |E| and |F| are at most epsilon, the
+    2-norm of all residuals.  Let t be a bound of |A'|, and g = max(s - t, 0).  Then the difference for a value s is at
+    most 2 epsilon^2 / (g + sqrt(g^2 + 4 epsilon^2)) + max(t - s, 0) (Li & Li, Linear Algebra Appl. 395, 2005,
+    theorem 3).  There are two bounds t, of which the smaller one is used: sqrt(|A|_F^2 - sum s^2), which always holds,
+    and the next approximate value plus its residual, which holds unless the random block misses a direction.
+    The same is done for the first j values alone, for each j < k, with a t that covers the others; the least bound of
+    each value is returned.
     """
     rounding, s, residuals = 10 * float(np.finfo(s.dtype).eps), s.astype(float), residuals.astype(float)
     epsilon = np.sqrt(np.cumsum(residuals[:k] ** 2))

@@ -216,7 +216,7 @@ class Device(Protocol):
         """Determine, once, how the ranks of the grid access each other's memory.  Collective over the grid."""
 
     def reach(self, grid: Any) -> Reach:
-        """Return the result of `discover_peers`."""
+        """Return how the ranks of the grid access each other's device memory now.  Needs `discover_peers` before."""
 
     def memory(self, grid: Any) -> Any:
         """Return the device memory that the ranks of a node can read, with the methods of `NodeMemory`."""

@@ -27,7 +27,7 @@ class Combine:
 
     through : a type to which each number is rounded first; only without workspace.
     workspace : (2, numbers), in the type of the arithmetic, for as many elements as are combined at a time.
-        None: the host only converts op(X); a device computes in registers.
+        A device needs none.  On the host, without workspace, Y becomes op(X), whatever alpha and beta are.
     """
 
     alpha: Any = 1

@@ -106,10 +106,12 @@ class Machine:
 
     def __post_init__(self) -> None:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
+        more = [x for x in (*by_messages(), IPC.name, NCCL.name) if x not in KINDS]
         for links in (self.intra, self.inter):
-            if not set(KINDS) <= set(links) <= {*KINDS, *by_messages(), IPC.name, NCCL.name}:
+            if not set(KINDS) <= set(links) <= {*KINDS, *more}:
                 raise ArgumentError(
-                    f"a machine needs links for {', '.join(KINDS)}, and may have movers' links; got {', '.join(links)}"
+                    f"a machine needs links for {', '.join(KINDS)}, and may have links for {', '.join(more)}; "
+                    f"got {', '.join(links)}"
                 )
         if "float32" not in self.gamma or not all(self.gamma.values()):
             raise ArgumentError(

@@ -18,10 +18,10 @@ from pdgemm.schedules.exchanges.exchange import DEVICE_BYTES, PACKED_BYTES, Bloc
 
 @dataclass(frozen=True)
 class RectangleExchange(Redistribution):
-    """An exchange between rectangles and a layout as a value: its messages, traffic and memory, for any rank.
+    """The messages, traffic and memory, on any rank, of an exchange between rectangles and a layout.  No MPI, no data.
 
     rectangles : the rectangles of each rank, each in a separate array.
-    inward     : from the rectangles, of which no two overlap, into the layout; else from the layout into rectangles.
+    inward     : True: from the rectangles, which do not overlap, into the layout; False: from the layout into them.
     in_order   : memory order of the arrays that are written.
     device, staged : as in `Product`.
     """

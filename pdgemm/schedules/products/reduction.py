@@ -143,7 +143,7 @@ class Reduction:
         return RankMap.of_layers((self.rows.parts, self.cols.parts), self.rank_map, self.layers)
 
     def rounds(self) -> Iterator[Round]:
-        """Yield a round of the windows that overlap with products, then a round of the other windows."""
+        """Yield a round of the windows that are sent during products, then a round of the other windows."""
         yield Round(self.messages(self.hidden))
         yield Round(self.messages(self.exposed), hidden=False)
 
