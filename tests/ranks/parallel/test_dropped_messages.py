@@ -17,10 +17,10 @@ from pdgemm.errors import ArgumentError, GridError
 from pdgemm.instrument.recorder import Then, Traffic
 from pdgemm.parallel import SGD, Buckets, Mesh, Pipeline, PipelineSchedule, ShardedOptimizer
 from pdgemm.parallel import mesh as meshes
+from pdgemm.parallel.dropped_messages import drop_messages
 from pdgemm.parallel.layers import Embedding
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.transport.collectives import prepared_collective
-from pdgemm.parallel.dropped_messages import drop_messages
 
 pytestmark = pytest.mark.mpi
 SIZES = (0, 3, 1 << 20)  # bytes; MPI libraries send large messages when they are received
