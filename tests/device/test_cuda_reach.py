@@ -69,8 +69,8 @@ def test_failures_are_errors(comm: Any, gpu: Gpu, cuda: Any) -> None:
     product: Any = cuda.multiply(1, A, A, cuda.empty((3, 3), "float64"), False, False, False)
     for error, expected, text in (
         (CUBLASError(3), OutOfMemoryError, "ran out of memory on the GPU"),  # cuBLAS's ALLOC_FAILED
-        (CUDARuntimeError(2), OutOfMemoryError, "lacks memory"),
-        (CUDADriverError(2), OutOfMemoryError, "lacks memory"),
+        (CUDARuntimeError(2), OutOfMemoryError, "ran out of memory"),
+        (CUDADriverError(2), OutOfMemoryError, "ran out of memory"),
         (CUDARuntimeError(3), CUDARuntimeError, "3"),
         (CUBLASError(2), CUBLASError, "2"),
     ):
