@@ -9,6 +9,7 @@
 set -euo pipefail
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
+torch_for_processors=2.13.0+cpu
 stamp=$venv/pdgemm-setup        # "fingerprint extra extra ...", written when all is done
 . "$root/scripts/common.sh"
 help_asked "$@"
@@ -60,6 +61,12 @@ for wheel in $others; do
     fi
 done
 list=$(printf '%s\n' $extra $extras | paste -sd,)
+case " $extras " in *' train '* | *' test '* | *' dev '*)
+    # Without a GPU, the build of torch for processors, if the package index has it: the other one is 30 times larger.
+    if ! command -v nvidia-smi >/dev/null && ! "${pip[@]}" show -q torch 2>/dev/null; then
+        "${pip[@]}" install -q "torch==$torch_for_processors" >/dev/null 2>&1 || true
+    fi ;;
+esac
 quietly "installing pdgemm${list:+[$list]} into .venv" "${pip[@]}" install \
     --config-settings editable_mode=compat -e "$root${list:+[$list]}"  # in this mode editors and type checkers find it
 
