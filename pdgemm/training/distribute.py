@@ -1,0 +1,113 @@
+"""distribute: train a torch module on a mesh, with a table of placements; every mesh gives the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from zlib import crc32
+
+import numpy as np
+from torch import nn
+
+from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import as_count, as_name
+from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
+from pdgemm.support.agreement import together
+from pdgemm.training.layers.context import Context
+from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.placements import ModulePlacement, Sequence
+from pdgemm.training.mesh import Mesh
+from pdgemm.training.parameters import divide_parameters
+from pdgemm.training.stages import Chain
+from pdgemm.training.training_run import Loss, Run, Weight
+
+RECOMPUTE = "none", "attention", "blocks"
+
+
+def distribute(
+    model: nn.Module,
+    mesh: Mesh,
+    table: Mapping[str, ModulePlacement] | None = None,
+    *,
+    zero: int = 0,
+    schedule: str = "1f1b",
+    microbatches: int = 1,
+    chunks: int = 1,
+    blocks: str = "",
+    recompute: str = "none",
+    loss: Loss | None = None,
+    weight: Weight | None = None,
+    bucket_bytes: int = 1 << 22,
+) -> Run:
+    """Distribute a module on a mesh: divide its parameters, and exchange activations in its forward pass.  Collective.
+
+    ::
+
+        run = distribute(model, Mesh(dp=2, tp=2), {"*.up": Columns(), "*.down": Rows()}, zero=1)
+        optimizer = run.optimizer(torch.optim.AdamW, lr=3e-4)
+        loss = run.step(tokens, labels)
+
+    model  : a module with the same parameters on all ranks, in the memory of the host.  It is changed: its parameters
+        become this rank's parts, and forward passes become those of the placements.
+    table  : patterns of module names (`fnmatch`), and their placements.  A module that no pattern matches is whole on
+        all ranks along tp.  With tp > 1 or cp > 1 each module with parameters needs a placement.
+    zero   : what the ranks with the same parameters divide (ZeRO): 0 nothing, 1 the state of the optimizer, 2 also
+        gradients, 3 also parameters.  With 2 and 3 gradients are reduced after each microbatch.
+    schedule, microbatches, chunks : of the pipeline: "gpipe", "1f1b", "interleaved" or "zero_bubble"; the number of
+        parts of a batch; the number of parts of a stage, for "interleaved".
+    blocks : with pp > 1, the name of the list of blocks that the stages divide.  Modules that are registered before it
+        are on the first stage, and modules after it on the last stage.
+    recompute : what the backward pass computes again: "none"; "attention", the results of
+        `scaled_dot_product_attention`; "blocks", all results inside of `blocks`.
+    loss   : a function of what the model returns and of the batch but for its first tensor, which returns the mean loss
+        of a microbatch.  None: the model takes the batch, and returns the loss, or a tuple that ends with the loss, or
+        a mapping or an object with the loss as "loss".
+    weight : a function of a microbatch that returns its weight in the mean of the losses; None: its number of samples.
+    bucket_bytes : the bytes of gradients that are reduced together.
+
+    Cost of a step: `Run.expected`, and the exchanges of the placements.
+    Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
+    """
+    with together(mesh.comm) as arguments:
+        placements = _matched(model, dict(table or {}), mesh)
+        as_name(recompute, "recompute", RECOMPUTE)
+        plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
+        if not blocks and (plan.stages > 1 or recompute == "blocks"):
+            raise ArgumentError(f"pp = {plan.stages} and recompute = {recompute!r} need blocks, the name of a list")
+        arguments += ["distribute", *sorted(table or {}), zero, repr(plan), recompute, bucket_bytes, blocks]
+        for name, x in model.named_parameters():
+            checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
+            arguments += [name, tuple(x.shape), x.dtype, f"elements of checksum {checksum}"]
+    sequence = any(isinstance(x, Sequence) for x in placements.values())
+    context, line = Context(mesh, sequence, recompute == "attention"), mesh.line("pp")
+    mesh.line("tp"), mesh.line("ep")  # before a block in which a rank may fail
+    with together(mesh.comm):
+        for name, placement in placements.items():
+            module = model.get_submodule(name)
+            placement.divisions(module, context)  # raises where a division is not possible
+            if forward := placement.forward(module, context):
+                module.forward = forward
+        chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
+        parameters = divide_parameters(model, placements, mesh, context, chain)
+    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes)
+
+
+def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:
+    """Return the placement of each module that a pattern matches.  Raises ArgumentError."""
+    modules, placements = dict(model.named_modules()), dict[str, ModulePlacement]()
+    for pattern, placement in table.items():
+        if not isinstance(placement, ModulePlacement):
+            raise ArgumentError(f"the table maps {pattern!r} to {placement!r}, which is not a placement")
+        matched = [name for name in modules if fnmatchcase(name, pattern)]
+        if not matched:
+            raise ArgumentError(f"no module matches {pattern!r}; modules are {', '.join(filter(None, modules))}")
+        if twice := [name for name in matched if name in placements]:
+            raise ArgumentError(f"two patterns of the table match {twice[0]!r}; the second one is {pattern!r}")
+        placements |= dict.fromkeys(matched, placement)
+    for name, module in modules.items() if mesh.shape.tp > 1 or mesh.shape.cp > 1 else ():
+        if name not in placements and [*module.parameters(recurse=False)]:
+            raise ArgumentError(
+                f"{name!r}, a {type(module).__name__}, has parameters and no placement, which the mesh "
+                f"{mesh.shape.sizes} needs: Columns, Rows, Vocabulary, Sequence, Positions or Replicated"
+            )
+    return placements

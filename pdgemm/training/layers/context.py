@@ -1,0 +1,172 @@
+"""The lines of a mesh along which a step divides features and positions, and what layers compute on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from pdgemm.errors import ArgumentError
+from pdgemm.schedules.training.context_schedule import ContextSchedule
+from pdgemm.schedules.training.row_collectives import rows_by_rank
+from pdgemm.training.layers.exchanges import PARTIAL, REPLICATED, SHARDED, USED, Cut
+from pdgemm.training.mesh import Mesh
+
+SPLIT = "tensor", "context"  # the kinds of traffic along tp and cp
+
+
+class Context:
+    """What the layers of a model share on a rank.
+
+    sequence : between layers, activations are divided along tp by positions; otherwise they are replicated.
+    length   : the positions of a sequence of this step.   positions : of this rank along cp, ascending.
+    delayed  : products of gradients of weights that a schedule computes later, or None where they are computed at once.
+    """
+
+    def __init__(self, mesh: Mesh, sequence: bool, recompute_attention: bool = False) -> None:
+        self.tp, self.cp, self.sequence = mesh.line("tp"), mesh.line("cp"), sequence and mesh.length("tp") > 1
+        self.recompute_attention = recompute_attention
+        self._is_gathered = False
+        self.delayed: list[Callable[[], None]] | None = None
+        self.add_gradient: Callable[[torch.Tensor, torch.Tensor], None]
+        self.begin(1)
+
+    def begin(self, length: int) -> None:
+        """Divide sequences of this length.   Raises ArgumentError where a rank would have no position."""
+        schedule = ContextSchedule(length, tuple(range(self.cp.size)))
+        self.length, self._counts = length, schedule.counts
+        self.positions = torch.from_numpy(schedule.positions(self.cp.rank))
+        self._order = torch.cat([torch.from_numpy(schedule.positions(rank)) for rank in range(self.cp.size)])
+        self._rows = rows_by_rank(len(self.positions), self.tp.size)
+
+    @property
+    def own_rows(self) -> tuple[int, int]:
+        """The first of the positions along cp that this rank along tp has, and their number."""
+        if not self.sequence:
+            return 0, len(self.positions)
+        return sum(self._rows[: self.tp.rank]), self._rows[self.tp.rank]
+
+    def rows(self, dim: int = 1) -> Cut:
+        """Return how positions along a dimension are divided among the ranks along tp."""
+        return Cut(self.tp, dim, self._rows, SPLIT[0])
+
+    def context_cut(self, dim: int) -> Cut:
+        """Return how positions along a dimension are divided among the ranks along cp."""
+        return Cut(self.cp, dim, self._counts, SPLIT[1], self._order)
+
+    @contextmanager
+    def gathered(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Return the inputs of several layers, which do not gather them again in the block."""
+        x = self.entered(x)
+        self._is_gathered = True
+        try:
+            yield x
+        finally:
+            self._is_gathered = False
+
+    def entered(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of a layer whose outputs are divided: all positions on each rank along tp."""
+        if self._is_gathered or (self.sequence and x.shape[-2] == len(self.positions)):
+            return x
+        return self.rows(x.dim() - 2).exchange(x, SHARDED if self.sequence else REPLICATED, USED)
+
+    def left(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the sums over the ranks along tp of partial outputs."""
+        return self.rows(y.dim() - 2).exchange(y, PARTIAL, SHARDED if self.sequence else REPLICATED)
+
+    def linear(self, x: torch.Tensor, module: nn.Module, bias: bool = True) -> torch.Tensor:
+        """Return x W^T + b of a linear layer; where a schedule delays gradients of weights, they are computed later.
+
+        bias : False for x W^T.
+        """
+        weight: Any = module.weight
+        added = getattr(module, "bias", None) if bias else None
+        if self.delayed is None or not weight.requires_grad:
+            return F.linear(x, weight.T if is_transposed(module) else weight, added)
+        y: torch.Tensor = _DelayedLinear.apply(x, weight, module, self)
+        return y if added is None else y + added
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Return a block in which `scaled_dot_product_attention` sees the keys of all ranks along cp."""
+        if self.cp.size == 1 and not self.recompute_attention:
+            yield
+            return
+        with _Attention(self):
+            yield
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Return whether the weight of a linear layer has a row for each input, as the Conv1D of Hugging Face."""
+    return type(module).__name__ == "Conv1D"
+
+
+class _DelayedLinear(torch.autograd.Function):
+    """A product whose backward pass computes only the gradient of its input, and delays that of the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, module: nn.Module, context: Context) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.module, ctx.context = module, context
+        return F.linear(x, weight.T if is_transposed(module) else weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (dy,), (x, weight), module, context = gradients, ctx.saved_tensors, ctx.module, ctx.context
+
+        @torch.no_grad()
+        def later() -> None:
+            left, right = (x, dy) if is_transposed(module) else (dy, x)
+            context.add_gradient(module.weight, left.flatten(0, -2).T @ right.flatten(0, -2))
+
+        context.delayed.append(later)
+        return dy @ (weight.T if is_transposed(module) else weight), None, None, None
+
+
+class _Attention(TorchFunctionMode):
+    """Attention of this rank's queries to the keys of all ranks along cp, or attention that is recomputed."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        if function is not F.scaled_dot_product_attention:
+            return function(*arguments, **options)
+        with torch._C.DisableTorchFunction():
+            if self._context.recompute_attention:
+                return checkpoint(self._attention, *arguments, use_reentrant=False, **options)
+            return self._attention(*arguments, **options)
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> torch.Tensor:
+        """Return the attention of this rank's queries to all keys."""
+        context = self._context
+        if context.cp.size > 1:
+            cut, own = context.context_cut(key.dim() - 2), context.positions
+            if query.shape[-2] != len(own) or key.shape[-2] != len(own):
+                raise ArgumentError(
+                    f"attention of {query.shape[-2]} queries to {key.shape[-2]} keys, but this rank along cp has "
+                    f"{len(own)} of {context.length} positions: place embeddings by Vocabulary and Positions"
+                )
+            key, value = (cut.exchange(x, SHARDED, USED) for x in (key, value))
+            if is_causal:
+                attn_mask, is_causal = own[:, None] >= torch.arange(context.length)[None, :], False
+            elif attn_mask is not None and attn_mask.shape[-2] == context.length:
+                attn_mask = attn_mask.index_select(-2, own)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)

@@ -1,0 +1,125 @@
+"""The parameters of a model on a rank: how each is divided, and the storages in which gradients are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from pdgemm.errors import ArgumentError
+from pdgemm.training.flat_shards import FlatShards
+from pdgemm.training.layers.context import Context
+from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.placements import Division, ModulePlacement
+from pdgemm.training.mesh import Line, Mesh
+from pdgemm.training.stages import Chain
+from pdgemm.training.storage import Storage
+
+_ENDS = "ends"  # the axis of the first and the last stage of a pipeline
+
+
+class Stored(NamedTuple):
+    """A parameter of this rank.
+
+    division : how it is divided.   modules : the modules of this stage that use it.   chunk : the last one with these.
+    axes : joined by "+", along which its gradients are summed.   copies : the ranks outside of this line that have the
+        same part of it and compute the same gradient.
+    """
+
+    parameter: nn.Parameter
+    division: Division
+    modules: list[str]
+    chunk: int
+    axes: str
+    copies: int
+
+
+def divide_parameters(
+    model: nn.Module, placements: Mapping[str, ModulePlacement], mesh: Mesh, context: Context, chain: Chain | None
+) -> dict[str, Stored]:
+    """Replace all parameters by this rank's parts, and return them by name; parameters of other stages become empty.
+
+    A parameter that several modules use has the name by which torch lists it first.
+    Raises ArgumentError where these modules divide it differently.
+    """
+    uses = dict[int, list[tuple[str, str]]]()  # by id(parameter): the modules, and the parameter's names in them
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            uses.setdefault(id(parameter), []).append((module_name, name))
+    parameters = dict[str, Stored]()
+    for parameter in model.parameters():
+        everywhere = uses[id(parameter)]
+        own = [x for x in everywhere if not chain or chain.is_own(x[0])]
+        if not own:
+            parameter.data = parameter.data.new_empty((0,) * parameter.dim())
+            parameter.requires_grad_(False)
+            continue
+        name = ".".join(everywhere[0]).lstrip(".")
+        divisions = {
+            placements.get(module, ModulePlacement()).divisions(model.get_submodule(module), context)[at]
+            for module, at in own
+        }
+        if len(divisions) > 1:
+            raise ArgumentError(f"{name!r} is divided differently by its modules: {', '.join(map(repr, divisions))}")
+        (division,) = divisions
+        line = mesh.line(division.axis) if division.axis else context.tp
+        part = division.part(parameter.data, line.size, line.rank)
+        parameter.data = part.clone(memory_format=torch.contiguous_format)
+        axes = ["edp" if division.axis == "ep" else "dp", "cp", *([division.sums] if division.sums else [])]
+        if chain and len({chain.place(module) for module, _ in everywhere}) > 1 and chain.schedule.stages > 1:
+            axes.append(_ENDS)
+        copies = 1 if division.axis or division.sums else context.tp.size
+        chunk = max(chain.chunk_of(module) for module, _ in own) if chain else 0
+        parameters[name] = Stored(parameter, division, [x for x, _ in own], chunk, "+".join(axes), copies)
+    return parameters
+
+
+def storages_of(
+    parameters: Mapping[str, Stored], model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int
+) -> list[Storage]:
+    """Return storages for all parameters: one for each line along which gradients are summed, and each type."""
+    groups = dict[tuple[str, str, int], dict[str, Stored]]()
+    for name, x in reversed([*parameters.items()]):
+        if x.parameter.requires_grad:
+            groups.setdefault((x.axes, str(x.parameter.dtype), x.copies), {})[name] = x
+    storages, tags = list[Storage](), dict[Line, int]()
+    for (axes, _, copies), members in sorted(groups.items(), key=lambda item: item[0]):
+        line, first = mesh.line(axes), next(iter(members.values())).parameter
+        # tied parameters of two stages stay whole, because stages do not wait for each other inside a pass
+        stage = min(zero, 1) if _ENDS in axes else zero
+        units = _units(members, model, stage, bucket_bytes)
+        modules = [{unit_of(model, x) for x in stored.modules} for stored in members.values()]
+        users = (
+            len(set[str]().union(*(x for x, n in zip(modules, units) if n == unit))) for unit in dict.fromkeys(units)
+        )
+        words, dtype = tuple(x.parameter.numel() for x in members.values()), flat_array(first.data.new_empty(0)).dtype
+        layout = FlatShards(tuple(members), words, units, tuple(users), line.size, stage, np.dtype(dtype))
+        of_torch = {name: x.parameter for name, x in members.items()}
+        storages.append(Storage(line, layout, of_torch, tags.setdefault(line, 1), copies))
+        tags[line] += 2 * len(layout.buckets)
+    return storages
+
+
+def _units(members: Mapping[str, Stored], model: nn.Module, stage: int, bucket_bytes: int) -> tuple[int, ...]:
+    """Return the bucket of each parameter: buckets of up to `bucket_bytes`; with stage 3 one for each unit."""
+    units, number, size, last = list[int](), 0, 0, None
+    for name, x in members.items():
+        unit: Any = unit_of(model, name.rpartition(".")[0]) if stage == 3 else x.chunk
+        nbytes = x.parameter.numel() * x.parameter.itemsize
+        if units and (unit != last or (stage < 3 and size and size + nbytes > bucket_bytes)):
+            number, size = number + 1, 0
+        units.append(number)
+        size, last = size + nbytes, unit
+    return tuple(units)
+
+
+def unit_of(model: nn.Module, module: str) -> str:
+    """Return the module whose parameters become whole together with those of `module`: a block of a list, or itself."""
+    names = module.split(".")
+    for at in range(1, len(names)):
+        if isinstance(model.get_submodule(".".join(names[:at])), (nn.ModuleList, nn.Sequential)):
+            return ".".join(names[: at + 1])
+    return module

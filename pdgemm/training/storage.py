@@ -1,0 +1,220 @@
+"""Parameters and gradients of a model in flat storage, divided among the ranks that have the same parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from pdgemm.instrument.recorder import Then
+from pdgemm.training.flat_shards import FlatBucket, FlatShards
+from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.mesh import Line
+from pdgemm.transport.movers.arrivals import Arrival
+
+WIDE = {torch.float64: torch.float64}  # the type of gradients; of all other parameters float32
+
+
+@dataclass
+class Piece:
+    """The part of a parameter that this rank updates.
+
+    name : of the parameter.   span : its elements in the flat parameter.   weights : what the optimizer updates.
+    gradient : of the loss.   whole : has the shape of the parameter.
+    """
+
+    name: str
+    span: slice
+    weights: nn.Parameter
+    gradient: torch.Tensor
+
+
+class Storage:
+    """The parameters that the ranks of a line have in common, and their gradients.  Collective over the line.
+
+    layout : the `FlatShards`.   parameters : of this rank, by name; afterwards their elements are in flat storage.
+    first_tag : of as many message tags as there are buckets, twice.   copies : ranks outside of the line with the same
+        parameters and the same gradients.
+
+    A gradient that autograd has accumulated is added to flat storage, and the last one of a bucket starts the reduction
+    of the bucket: with stages 0 and 1 in the last microbatch of a step, with stages 2 and 3 in each.
+    """
+
+    def __init__(
+        self, line: Line, layout: FlatShards, parameters: dict[str, nn.Parameter], first_tag: int, copies: int = 1
+    ) -> None:
+        self.line, self.layout, self.parameters, self._tag, self.copies = line, layout, parameters, first_tag, copies
+        first = next(iter(parameters.values()))
+        self.dtype, self.wide = first.dtype, WIDE.get(first.dtype, torch.float32)
+        self._bucket_of = {name: bucket for bucket in layout.buckets for name in bucket.names}
+        self._whole = [self._flattened(bucket) for bucket in layout.buckets]
+        parts = [self._part_of(bucket, self._whole[bucket.number]) for bucket in layout.buckets]
+        self._own: list[torch.Tensor] = [x.clone() for x in parts] if layout.stage == 3 else parts
+        self.masters = None if self.dtype == self.wide else [x.to(self.wide) for x in self._updated_parts()]
+        sizes = [x.numel() if layout.stage > 1 else bucket.words for x, bucket in zip(self._own, layout.buckets)]
+        self.gradients = [torch.zeros(n, dtype=self.wide) for n in sizes]
+        self._slots = dict[int, torch.Tensor]()  # gradients of buckets that are being reduced, with stages 2 and 3
+        self._runs = dict[int, list[Arrival]]()  # the reduction in progress of each bucket
+        self._missing = [len(bucket.names) for bucket in layout.buckets]
+        self.last = True  # whether the gradients of this microbatch complete a step
+        self.delayed = False  # whether a parameter may get several gradients in a pass, the last of them later
+        for name, parameter in parameters.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+        self.free([*parameters])
+
+    def _flattened(self, bucket: FlatBucket) -> torch.Tensor:
+        """Return the flat storage of a bucket, of which its parameters are views."""
+        whole = torch.empty(bucket.words, dtype=self.dtype)
+        for name in bucket.names:
+            view = self.view(name, whole)
+            view.copy_(self.parameters[name].detach())
+            self.parameters[name].data = view
+        return whole
+
+    def view(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a parameter, in its shape, in a flat tensor of its bucket."""
+        place, start = self.layout.places[name], self._bucket_of[name].start
+        return whole[place.start - start : place.stop - start].view(self.parameters[name].shape)
+
+    def _part_of(self, bucket: FlatBucket, whole: torch.Tensor) -> torch.Tensor:
+        part = self.layout.part(bucket, self.line.rank)
+        return whole[part.start - bucket.start : part.stop - bucket.start]
+
+    def _updated_parts(self) -> list[torch.Tensor]:
+        return self._own if self.layout.stage else self._whole
+
+    # ---------------------------------------------------------------- gradients
+    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            self.add(name, gradient)
+
+    def add(self, name: str, gradient: torch.Tensor) -> None:
+        """Add a gradient of a microbatch; the last one of a bucket starts its reduction."""
+        bucket = self._bucket_of[name]
+        self.view(name, self._sums(bucket)).add_(gradient)
+        if not self.delayed:
+            self._missing[bucket.number] -= 1
+            if not self._missing[bucket.number]:
+                self._complete(bucket)
+        self.line.mesh.transfers.poll()
+
+    def _sums(self, bucket: FlatBucket) -> torch.Tensor:
+        """Return the tensor to which the gradients of a bucket are added."""
+        if self.layout.stage < 2:
+            return self.gradients[bucket.number]
+        if bucket.number not in self._slots:
+            self._slots[bucket.number] = torch.zeros(bucket.words, dtype=self.wide)
+        return self._slots[bucket.number]
+
+    def _complete(self, bucket: FlatBucket) -> None:
+        """Start the reduction of a bucket whose gradients of a microbatch are complete."""
+        self._missing[bucket.number] = 0
+        if self.layout.stage == 3:
+            self.free(bucket.names)
+        if self.layout.stage < 2 and not self.last:
+            return
+        sums, act = self._sums(bucket), None
+        if self.layout.stage > 1:
+            del self._slots[bucket.number]
+            act = partial(self.gradients[bucket.number].add_, self._part_of(bucket, sums))
+        if self.line.size == 1:
+            if act:
+                act()
+            return
+        transfers, tag = self.line.mesh.transfers, self._tag + 2 * bucket.number
+        transfers.wait(self._runs.pop(bucket.number, []))  # of the last microbatch, whose messages have the same tag
+        run = self.line.start(self.layout.reduction(bucket), flat_array(sums), "gradients", tag)
+        self._runs[bucket.number] = [Then(run, act) if act else run]
+        transfers.expect(self._runs[bucket.number])
+
+    def end_pass(self, names: Sequence[str]) -> None:
+        """End the backward pass of a microbatch through these parameters.
+
+        The loss may not depend on some of them: their gradients are 0, and their buckets are reduced now.
+        """
+        for bucket in self.buckets(names):
+            if self._missing[bucket.number]:
+                self._sums(bucket)
+                self._complete(bucket)
+            self._missing[bucket.number] = len(bucket.names)
+
+    def finish(self) -> None:
+        """Wait for all reductions of a step."""
+        for group in self._runs.values():
+            self.line.mesh.transfers.wait(group)
+        self._runs.clear()
+
+    def pieces(self) -> list[Piece]:
+        """Return the parts of parameters that this rank updates."""
+        pieces, weights = list[Piece](), self.masters or self._updated_parts()
+        for bucket in self.layout.buckets:
+            own, place = weights[bucket.number], self.layout.part(bucket, self.line.rank)
+            if not self.layout.stage:
+                place = slice(bucket.start, bucket.stop)
+            sums = self.gradients[bucket.number]
+            if self.layout.stage == 1:
+                sums = self._part_of(bucket, sums)
+            for name in bucket.names:
+                at = self.layout.places[name]
+                start, stop = max(at.start, place.start), min(at.stop, place.stop)
+                if start < stop:
+                    here = slice(start - place.start, stop - place.start)
+                    span = slice(start - at.start, stop - at.start)
+                    pieces.append(Piece(name, span, nn.Parameter(own[here]), sums[here]))
+        return pieces
+
+    def squares(self) -> float:
+        """Return the sum of the squares of this rank's part of the reduced gradients."""
+        total = 0.0
+        for bucket, sums in zip(self.layout.buckets, self.gradients):
+            own = sums if self.layout.stage > 1 else self._part_of(bucket, sums)
+            total += float(torch.linalg.vector_norm(own, dtype=torch.float64)) ** 2
+        return total
+
+    # ---------------------------------------------------------------- parameters
+    def updated(self) -> None:
+        """Copy master weights to parameters, and start to make parameters whole that were updated in parts."""
+        if self.masters is not None:
+            for narrow, master in zip(self._updated_parts(), self.masters):
+                narrow.copy_(master)
+        if self.layout.stage in (1, 2) and self.line.size > 1:
+            groups = [[self._gathering(bucket)] for bucket in self.layout.buckets]
+            for group in groups:
+                self.line.mesh.transfers.expect(group)
+            for group in groups:
+                self.line.mesh.transfers.wait(group)
+        for sums in self.gradients:
+            sums.zero_()
+
+    def buckets(self, names: Sequence[str]) -> list[FlatBucket]:
+        """Return the buckets with these parameters; parameters of other storages are ignored."""
+        return [*dict.fromkeys(self._bucket_of[name] for name in names if name in self._bucket_of)]
+
+    def gather(self, names: Sequence[str]) -> None:
+        """Make the buckets of these parameters whole, with stage 3.  Collective over the line."""
+        for bucket in self.buckets(names) if self.layout.stage == 3 else ():
+            whole = self._whole[bucket.number]
+            if whole.untyped_storage().size():
+                continue
+            whole.untyped_storage().resize_(bucket.words * whole.itemsize)
+            self._part_of(bucket, whole).copy_(self._own[bucket.number])
+            if self.line.size > 1:
+                self.line.mesh.transfers.wait([self._gathering(bucket)])
+
+    def _gathering(self, bucket: FlatBucket) -> Arrival:
+        collective, whole = self.layout.gathering(bucket), self._whole[bucket.number]
+        return self.line.start(
+            collective,
+            flat_array(whole, resizable=self.layout.stage == 3),
+            "parameters",
+            self._tag + 2 * bucket.number + 1,
+        )
+
+    def free(self, names: Sequence[str]) -> None:
+        """Free the buckets of these parameters, with stage 3, until they are gathered again."""
+        for bucket in self.buckets(names) if self.layout.stage == 3 else ():
+            self._whole[bucket.number].untyped_storage().resize_(0)

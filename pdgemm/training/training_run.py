@@ -1,0 +1,227 @@
+"""A model on a mesh: its steps, its optimizer, and its whole parameters."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from time import sleep
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from pdgemm.errors import ArgumentError
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
+from pdgemm.support.agreement import raised_on
+from pdgemm.support.files import write_line
+from pdgemm.training.layers.context import Context
+from pdgemm.training.mesh import Mesh
+from pdgemm.training.parameters import Stored, storages_of, unit_of
+from pdgemm.training.stages import Chain, Pipeline
+from pdgemm.training.storage import Piece
+
+Loss = Callable[..., torch.Tensor]
+Weight = Callable[..., float]
+
+
+class Run:
+    """A model on a mesh, and its steps; `distribute` makes it.
+
+    parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
+    pipeline   : the passes of a step.   norm : of the gradients of the last step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        parameters: Mapping[str, Stored],
+        context: Context,
+        chain: Chain | None,
+        schedule: PipelineSchedule,
+        zero: int,
+        loss: Loss | None,
+        weight: Weight | None,
+        bucket_bytes: int,
+    ) -> None:
+        self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
+        self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
+        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes)
+        self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._pieces = list[Piece]()
+        mesh.line("pp+dp+cp+tp")  # for the sums of a step
+        if schedule.split:
+            context.add_gradient = self._add_gradient
+            for storage in self.storages:
+                storage.delayed = True
+        if zero == 3:
+            self._gather_in_passes()
+
+    def optimizer(
+        self,
+        rule: Callable[..., torch.optim.Optimizer],
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> torch.optim.Optimizer:
+        """Return a rule of torch for this rank's parts of the parameters, which `step` applies.
+
+        rule   : an optimizer that updates each element by itself, such as torch.optim.AdamW.
+        groups : patterns of parameter names, and the options of the rule for these parameters; the first pattern that
+            matches counts.   options : of the rule, for all parameters.
+
+        Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.
+        Raises ArgumentError where no parameter matches a pattern.
+        """
+        patterns = dict(groups or {})
+        if unused := [x for x in patterns if not any(fnmatchcase(name, x) for name in self.parameters)]:
+            raise ArgumentError(f"no parameter matches {unused[0]!r}; parameters are {', '.join(self.parameters)}")
+        self._pieces = [piece for storage in self.storages for piece in storage.pieces()]
+        by_pattern: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in (*patterns, "")}
+        for piece in self._pieces:
+            pattern = next((x for x in patterns if fnmatchcase(piece.name, x)), "")
+            by_pattern[pattern].append(piece.weights)
+        listed = [{"params": x, **patterns.get(pattern, {})} for pattern, x in by_pattern.items() if x]
+        self._optimizer = rule(listed or [{"params": [nn.Parameter(torch.zeros(0))]}], **options)
+        return self._optimizer
+
+    def step(self, *batch: torch.Tensor, clip: float | None = None) -> float:
+        """Carry out a step on a batch, and return its mean loss, the same number on all ranks.  Collective.
+
+        batch : tensors of this replica's samples; all ranks along tp, cp and pp pass the same.
+        clip  : the largest norm of the gradients; larger ones are scaled, as by torch.nn.utils.clip_grad_norm_.
+
+        An exception of one rank ends the job, after this rank has printed its traceback.
+        """
+        with _ending_the_job(self.mesh.comm):
+            mesh, passes = self.mesh, _Step(self, batch)
+            self.pipeline.run(passes)
+            for storage in self.storages:
+                storage.finish()
+            has_loss = mesh.index("pp") == self.schedule.stages - 1 and mesh.index("tp") == mesh.index("cp") == 0
+            squares = sum(x.squares() / x.copies for x in self.storages)
+            loss, square = mesh.sum(passes.total if has_loss else 0.0, squares)
+            self.norm = square**0.5
+            self._update(clip)
+        return loss
+
+    def _update(self, clip: float | None) -> None:
+        """Update this rank's parts of the parameters, and make the parameters whole."""
+        if self._optimizer:
+            factor = min(1.0, clip / (self.norm + 1e-6)) if clip else 1.0
+            for piece in self._pieces:
+                piece.weights.grad = piece.gradient.mul_(factor) if factor < 1 else piece.gradient
+            self._optimizer.step()
+        with torch.no_grad():
+            for storage in self.storages:
+                storage.updated()
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a copy of a whole parameter of this stage.  Collective over the ranks that have a part of it."""
+        stored = self.parameters[name]
+        for storage in self.storages:
+            storage.gather([name])
+        part = stored.parameter.detach().clone()
+        for storage in self.storages:
+            storage.free([name])
+        if not stored.division.axis:
+            return part
+        return stored.division.joined(self.mesh.line(stored.division.axis).comm.allgather(part))
+
+    def expected(self) -> dict[str, Traffic]:
+        """Return the traffic of gradients and parameters in a step of this rank, by formula."""
+        total = {"gradients": Traffic(), "parameters": Traffic()}
+        for storage in self.storages:
+            for kind, traffic in storage.layout.traffic(storage.line.rank, self.schedule.microbatches).items():
+                total[kind] += traffic
+        return total
+
+    def _add_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        name = next(name for name, x in self.parameters.items() if x.parameter is parameter)
+        next(x for x in self.storages if name in x.parameters).add(name, gradient)
+
+    def _gather_in_passes(self) -> None:
+        """Make the parameters of a unit whole before each pass through it, and free them afterwards."""
+        units = dict[str, dict[str, None]]()
+        for name, stored in self.parameters.items():
+            for user in stored.modules:
+                units.setdefault(unit_of(self.model, user), {})[name] = None
+        for unit, names in units.items():
+            module = self.model.get_submodule(unit)
+            module.register_forward_pre_hook(partial(self._gather, [*names]))
+            module.register_forward_hook(partial(self._end_forward, [*names]), always_call=True)
+
+    def _gather(self, names: list[str], *_: Any) -> None:
+        for storage in self.storages:
+            storage.gather(names)
+
+    def _end_forward(self, names: list[str], module: nn.Module, inputs: Any, output: Any) -> None:
+        for y in output if isinstance(output, tuple) else (getattr(output, "part", output),):
+            if isinstance(y, torch.Tensor) and y.requires_grad:
+                y.register_hook(partial(self._gather, names))
+        if torch._C._current_graph_task_id() == -1:  # the forward pass is not recomputed in a backward pass
+            for storage in self.storages:
+                storage.free(names)
+
+
+class _Step:
+    """The passes of a step: see `pdgemm.training.stages.StepPasses`.   total : this rank's share of the mean loss."""
+
+    def __init__(self, run: Run, batch: tuple[torch.Tensor, ...]) -> None:
+        self._run, self.total = run, 0.0
+        self._batches = [*zip(*(x.tensor_split(run.schedule.microbatches) for x in batch))]
+        self._weights = [float(run._weight(*x)) if run._weight else float(len(x[0])) for x in self._batches]
+        (self._weight,) = run.mesh.sum(sum(self._weights), axis="dp")
+
+    def model(self, microbatch: int) -> Any:
+        run, inputs = self._run, self._batches[microbatch]
+        run._context.begin(inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
+        with run._context.active():
+            return run.model(*(inputs[:1] if run._loss else inputs))
+
+    def loss(self, microbatch: int, result: Any) -> torch.Tensor:
+        run = self._run
+        with run._context.active():
+            loss = run._loss(result, *self._batches[microbatch][1:]) if run._loss else _loss_in(result)
+        share = self._weights[microbatch] / self._weight
+        self.total += float(loss.detach()) * share
+        return loss * share
+
+    def begin_gradients(self, microbatch: int) -> None:
+        for storage in self._run.storages:
+            storage.last = microbatch == len(self._batches) - 1
+
+    def end_gradients(self, chunk: int) -> None:
+        for storage in self._run.storages:
+            storage.end_pass([name for name in storage.parameters if self._run.parameters[name].chunk == chunk])
+
+
+@contextmanager
+def _ending_the_job(comm: MPI.Comm) -> Iterator[None]:
+    """Return a block in which an exception of one rank ends the job: other ranks would wait for its messages.
+
+    Where several ranks fail, higher ranks wait for a tenth of a second and more, so that only the lowest one prints.
+    """
+    try:
+        yield
+    except Exception as error:
+        if comm.size == 1 or raised_on(error):
+            raise
+        sleep(0.1 * comm.rank.bit_length())
+        write_line(f"rank {comm.rank} of {comm.size}: {''.join(traceback.format_exception(error))}")
+        MPI.COMM_WORLD.Abort(1)
+
+
+def _loss_in(result: Any) -> torch.Tensor:
+    """Return the loss in what a model returns."""
+    if isinstance(result, torch.Tensor):
+        return result
+    if isinstance(result, tuple):
+        return _loss_in(result[-1])
+    loss: torch.Tensor = result["loss"] if isinstance(result, Mapping) else result.loss
+    return loss
