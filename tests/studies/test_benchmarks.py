@@ -31,6 +31,7 @@ SAID = {
     "bench_matrices.py qr --shapes 300x8 --repeats 1": ["300x8", "auto", "tsqr", "scipy", "numpy", "GFLOP/s"],
     "bench_matrices.py states --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "in a loop"],
     "bench_planning.py steps --repeats 1": ["a plan of new extents", "the first plan of a script"],
+    "bench_torch.py modules --hidden 16 --length 8 --repeats 1": ["DistributedDataParallel", "dp", "tp", "one process"],
     "bench_training.py collectives --sizes 4096 --repeats 1": ["reduce-scatter of 4096 bytes", "MPI of parts", "limit"],
     "bench_training.py step --width 16 --samples 8 --repeats 1": ["stage 2", "of collectives hidden"],
     "bench_training.py layers --width 16 --samples 32 --repeats 1": ["all-gather and X W", "of max(product, limit)"],

@@ -1,0 +1,211 @@
+"""Models of torch on every mesh: losses, norms, parameters and counted words, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from plain_models import (  # noqa: E402
+    BLOCKS,
+    GPT,
+    HIDDEN,
+    LENGTH,
+    LLAMA_TABLE,
+    SAMPLES,
+    VOCABULARY,
+    Llama,
+    Perceptron,
+    gpt_table,
+    in_one_process,
+    own_samples,
+    tokens,
+)  # fmt: skip
+from tiers import every_grid, everything  # noqa: E402
+
+from pdgemm.schedules.training.row_collectives import rows_by_rank  # noqa: E402
+from pdgemm.training import Mesh, distribute  # noqa: E402
+from pdgemm.training.training_run import Run  # noqa: E402
+
+pytestmark = pytest.mark.mpi
+STEPS = 3
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Return a block in which new tensors are float64, and torch computes on one thread."""
+    before, threads = torch.get_default_dtype(), torch.get_num_threads()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _types() -> Iterator[None]:
+    with float64():
+        yield
+
+
+def meshes(size: int) -> list[dict[str, int]]:
+    """Return all meshes of a number of ranks with at most 4 stages and 4 ranks along tp, which divide the heads."""
+    return [
+        {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
+        for dp, tp, pp, cp in product(range(1, size + 1), repeat=4)
+        if dp * tp * pp * cp == size and tp in (1, 2, 4) and pp <= BLOCKS and (tp < 4 or size == 4)
+    ]
+
+
+def ways(size: int) -> list[dict[str, Any]]:
+    """Return meshes with everything else that may differ: each mesh at least once, each value many times."""
+    listed = list[dict[str, Any]]()
+    schedules = [("1f1b", 1, 2), ("gpipe", 1, 3), ("zero_bubble", 1, 3), ("interleaved", 2, 2), ("1f1b", 1, 1)]
+    for number, mesh in enumerate(meshes(size)):
+        for k in range(20 if everything() else 2):
+            schedule, chunks, microbatches = schedules[(number + 2 * k) % 5]
+            if schedule == "interleaved" and (mesh["pp"] != 2 or microbatches % mesh["pp"]):
+                schedule, chunks = "zero_bubble", 1
+            recompute = ("none", "attention", "blocks")[(number + k) % 3]
+            listed.append(
+                {**mesh, "zero": (number + k) % 4, "schedule": schedule, "chunks": chunks, "recompute": recompute,
+                 "microbatches": microbatches, "sequence": (number + k) % 5 > 0, "tied": (number + k) % 3 > 0}
+            )  # fmt: skip
+    return listed
+
+
+def trained(comm: Any, make: Callable[[], Any], table: Any, mesh: Any, **options: Any) -> tuple[Run, list[Any]]:
+    """Return a run after some steps, and the losses and norms."""
+    mesh = Mesh(comm, **mesh)
+    run = distribute(make(), mesh, table, **options)
+    run.optimizer(torch.optim.AdamW, lr=1e-2)
+    results = [(run.step(*own_samples(mesh, tokens(step)), clip=1.0), run.norm) for step in range(STEPS)]
+    return run, results
+
+
+def check(run: Run, results: list[Any], make: Callable[[], Any], how: Any) -> None:
+    """Compare losses, norms and parameters with those of one process."""
+    expected, parameters = in_one_process(make, STEPS)
+    for (loss, norm), (true_loss, true_norm) in zip(results, expected):
+        assert abs(loss - true_loss) <= 1e-12 * true_loss and abs(norm - true_norm) <= 1e-12 * true_norm, how
+    for name in run.parameters:
+        x = run.whole(name)
+        assert x.shape == parameters[name].shape, (name, how)
+        assert (x - parameters[name]).abs().max() <= 1e-10, (name, how)  # AdamW divides by roots of small squares
+
+
+def plain_gpt() -> Any:
+    return GPT()
+
+
+def untied_gpt() -> Any:
+    return GPT(tied=False)
+
+
+@every_grid
+@pytest.mark.parametrize("part", range(4))
+def test_a_gpt_on_every_mesh(comm: Any, part: int) -> None:
+    """With each schedule, ZeRO stage and recomputation, tied or untied, with and without sequence parallelism."""
+    for how in ways(comm.size)[part::4]:
+        options = dict(how)
+        mesh = {axis: options.pop(axis) for axis in ("dp", "tp", "pp", "cp")}
+        make = plain_gpt if options.pop("tied") else untied_gpt
+        table = gpt_table(options.pop("sequence"))
+        run, results = trained(comm, make, table, mesh, blocks="blocks", **options)
+        for kind, traffic in run.expected().items():
+            total = sum([traffic] * STEPS, type(traffic)())
+            assert run.mesh.traffic[kind] == total, (kind, how)
+        check(run, results, make, how)
+        assert run.pipeline.peak <= run.schedule.in_flight(run.mesh.index("pp"))
+        run.mesh.free()
+
+
+@every_grid
+def test_a_llama_on_every_mesh(comm: Any) -> None:
+    """Its attention derives shapes from its inputs, which are gathered once for queries, keys and values."""
+    for number, mesh in enumerate(meshes(comm.size)):
+        if mesh["tp"] <= 2:  # of the 2 groups of keys
+            schedule = ("1f1b", "zero_bubble")[number % 2]
+            run, results = trained(
+                comm, Llama, LLAMA_TABLE, mesh, blocks="blocks", zero=number % 4, schedule=schedule, microbatches=2
+            )
+            check(run, results, Llama, mesh)
+            run.mesh.free()
+
+
+def test_words_of_tensor_parallel_layers(comm: Any) -> None:
+    """Each block gathers and reduces its activations twice forward, and twice backward: Megatron's words exactly."""
+    t, b = comm.size, SAMPLES
+    mesh = Mesh(comm, tp=t)
+    run = distribute(GPT(), mesh, gpt_table())
+    run.step(*tokens(0))
+    rows = rows_by_rank(LENGTH, t)
+    gathered = b * HIDDEN * (LENGTH - rows[comm.rank])  # words received for the rows of other ranks
+    reduced = b * HIDDEN * (t - 1) * rows[comm.rank]
+    blocks = BLOCKS * 4 * (gathered + reduced)  # before qkv and up, behind out and down, and the adjoints
+    ends = 2 * gathered + 2 * reduced  # behind the embedding, before the scores, and the adjoints
+    part = sum(b * LENGTH * n // t + (comm.rank < b * LENGTH * n % t) for n in (1, 2))  # of the sums of cross-entropy
+    losses = (t - 2) * part + 3 * b * LENGTH  # an all-reduce of n words: (t - 1) w of the rank's part, and n - w
+    assert mesh.traffic["tensor"].words_received == blocks + ends + losses
+    mesh.free()
+
+
+def test_a_perceptron_in_few_lines(comm: Any) -> None:
+    """A model that returns predictions, data parallel, with a loss function and weights by number of samples."""
+    mesh, generator = Mesh(comm, dp=-1), torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, LENGTH, generator=generator), torch.randint(0, 3, (9,), generator=generator)
+    model = Perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = distribute(Perceptron(), mesh, loss=torch.nn.functional.cross_entropy, microbatches=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9), 2, 0.5)
+    theirs = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        theirs.step()
+        assert abs(run.step(*own_samples(mesh, (x, y))) - float(loss.detach())) <= 1e-14
+        scheduler.step()
+    assert all(torch.allclose(run.whole(name), p, rtol=0, atol=1e-13) for name, p in model.named_parameters())
+    mesh.free()
+
+
+def test_options_of_groups_of_parameters(comm: Any) -> None:
+    """Only matrices decay, as with two groups of torch's optimizer."""
+    model = GPT()
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.5}, {"params": others}], 1e-2, weight_decay=0)
+    mesh = Mesh(comm, dp=-1)
+    run = distribute(GPT(), mesh, zero=1)
+    decays = {pattern: {"weight_decay": 0.0} for pattern in ("*norm*", "*bias")}
+    run.optimizer(torch.optim.AdamW, decays, lr=1e-2, weight_decay=0.5)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(*tokens(step)).backward()
+        optimizer.step()
+        run.step(*own_samples(mesh, tokens(step)))
+    assert all((run.whole(name) - p).abs().max() <= 1e-11 for name, p in model.named_parameters())
+    mesh.free()
+
+
+def test_bfloat16_parameters_have_master_weights(comm: Any) -> None:
+    """Losses follow those of one process within the noise of 16 bits, and parameters are sent in 16 bits."""
+    mesh = Mesh(comm, dp=-1)
+    run = distribute(GPT().bfloat16(), mesh, zero=2)
+    run.optimizer(torch.optim.AdamW, lr=1e-2)
+    reference, _ = in_one_process(plain_gpt, STEPS)
+    for step in range(STEPS):
+        loss = run.step(*own_samples(mesh, tokens(step)))
+        assert abs(loss - reference[step][0]) <= 0.05 * reference[step][0]
+    storage = run.storages[0]
+    assert storage.masters is not None and storage.masters[0].dtype == torch.float32
+    assert storage.layout.dtype.itemsize == 2 and VOCABULARY * HIDDEN in storage.layout.words
+    mesh.free()
