@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Steps of a transformer on two ranks by pdgemm.training, compared with torch's DistributedDataParallel on gloo.
+
+\b
+    mpiexec -n 2 python scripts/benchmarks/bench_torch.py modules
+
+"one process" takes the same step with as many threads as there are ranks, while the other ranks sleep.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from time import sleep
+from typing import Any
+
+import numpy as np
+from runner import Case, Work, main
+
+HEADS = 4
+
+
+def modules(comm: Any, hidden: int = 256, length: int = 128, samples: int = 8, layers: int = 4) -> Iterator[Case]:
+    """A step of AdamW on all samples: DDP, pdgemm with dp and with tp, and one process with all threads."""
+    import torch
+    import torch.distributed as dist
+
+    from pdgemm.training import Columns, Mesh, Positions, Rows, Sequence, Vocabulary, distribute
+
+    torch.set_num_threads(1)
+    port = comm.bcast(20000 + os.getpid() % 20000)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size)
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (samples, length)))
+    own = x.tensor_split(comm.size)[comm.rank]
+    table = {
+        "embedding": Vocabulary(), "position": Positions(), "*.qkv": Columns(parts=3, heads=HEADS), "*.out": Rows(),
+        "*.up": Columns(), "*.down": Rows(), "*norm*": Sequence(), "head": Vocabulary(),
+    }  # fmt: skip
+    make = transformer(hidden, length, layers)
+    replicas = distribute(make(), Mesh(comm, dp=-1))
+    parts = distribute(make(), Mesh(comm, tp=-1), table)
+    for run in (replicas, parts):
+        run.optimizer(torch.optim.AdamW, lr=1e-3)
+    works = {
+        "DistributedDataParallel": plain_step(torch.nn.parallel.DistributedDataParallel(make()), own),
+        "dp": lambda: replicas.step(own),
+        "tp": lambda: parts.step(x),
+        "one process": alone(comm, plain_step(make(), x)),
+    }
+    yield Case(f"{layers} layers of {hidden}, {samples} samples of {length} tokens", works)
+    dist.destroy_process_group()
+
+
+def plain_step(model: Any, x: Any) -> Work:
+    """Return a function that takes a step of a module by torch alone."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+
+    return step
+
+
+def alone(comm: Any, step: Work) -> Work:
+    """Return a function in which rank 0 works with as many threads as there are ranks, and other ranks sleep."""
+    import torch
+
+    def work() -> None:
+        if comm.rank == 0:
+            torch.set_num_threads(comm.size)
+            step()
+            torch.set_num_threads(1)
+        done = comm.Ibarrier()
+        while not done.Test():
+            sleep(1e-3)
+
+    return work
+
+
+def transformer(hidden: int, length: int, layers: int) -> Any:
+    """Return a function that makes GPT-2 of these sizes, which returns the loss of predicting its own input."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+            self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+            self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+        def forward(self, x: Any) -> Any:
+            features = self.qkv(self.norm1(x)).chunk(3, -1)
+            q, k, v = (y.unflatten(-1, (-1, hidden // HEADS)).transpose(1, 2) for y in features)
+            x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding, self.position = nn.Embedding(256, hidden), nn.Embedding(length, hidden)
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, 256, bias=False)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
+            for block in self.blocks:
+                x = block(x)
+            scores = self.head(self.norm(x))
+            return F.cross_entropy(scores.view(-1, scores.size(-1)), ids.view(-1))
+
+    return GPT
+
+
+if __name__ == "__main__":
+    main(modules)
