@@ -74,6 +74,7 @@ def distribute(
         plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
         if not blocks and (plan.stages > 1 or recompute == "blocks"):
             raise ArgumentError(f"pp = {plan.stages} and recompute = {recompute!r} need blocks, the name of a list")
+        _check_modules(model, mesh, plan.microbatches)
         arguments += ["distribute", *sorted(table or {}), zero, repr(plan), recompute, bucket_bytes, blocks]
         for name, x in model.named_parameters():
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
@@ -111,3 +112,13 @@ def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh)
                 f"{mesh.shape.sizes} needs: Columns, Rows, Vocabulary, Sequence, Positions or Replicated"
             )
     return placements
+
+
+def _check_modules(model: nn.Module, mesh: Mesh, microbatches: int) -> None:
+    """Raise ArgumentError for modules whose results depend on the mesh."""
+    several = mesh.shape.size > 1 or microbatches > 1
+    for name, module in model.named_modules():
+        if several and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise ArgumentError(f"{name!r}, a {type(module).__name__}, has statistics of one microbatch on one rank")
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p and mesh.shape.tp * mesh.shape.cp > 1:
+            raise ArgumentError(f"{name!r} drops other features on each rank of {mesh.shape.sizes}: set its p to 0")

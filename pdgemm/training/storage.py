@@ -23,7 +23,7 @@ class Piece:
     """The part of a parameter that this rank updates.
 
     name : of the parameter.   span : its elements in the flat parameter.   weights : what the optimizer updates.
-    gradient : of the loss.   whole : has the shape of the parameter.
+    gradient : of the loss.  Both have the shape of the parameter if they are the whole parameter of this rank.
     """
 
     name: str
@@ -164,7 +164,11 @@ class Storage:
                 if start < stop:
                     here = slice(start - place.start, stop - place.start)
                     span = slice(start - at.start, stop - at.start)
-                    pieces.append(Piece(name, span, nn.Parameter(own[here]), sums[here]))
+                    weights_here, sums_here = own[here], sums[here]
+                    if stop - start == at.stop - at.start:  # rules may depend on the shape of a matrix
+                        shape = self.parameters[name].shape
+                        weights_here, sums_here = weights_here.view(shape), sums_here.view(shape)
+                    pieces.append(Piece(name, span, nn.Parameter(weights_here), sums_here))
         return pieces
 
     def squares(self) -> float:

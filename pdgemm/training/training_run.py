@@ -17,7 +17,8 @@ from torch import nn
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
-from pdgemm.support.agreement import raised_on
+from pdgemm.support import watchdog
+from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import write_line
 from pdgemm.training.layers.context import Context
 from pdgemm.training.mesh import Mesh
@@ -25,6 +26,8 @@ from pdgemm.training.parameters import Stored, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.storage import Piece
 
+_HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
+WHOLE = "Adafactor", "LBFGS", "Muon"  # rules of torch that depend on the shapes of parameters
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -69,19 +72,25 @@ class Run:
         groups: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> torch.optim.Optimizer:
-        """Return a rule of torch for this rank's parts of the parameters, which `step` applies.
+        """Return a rule of torch for this rank's parts of the parameters, which `step` applies.  Collective.
 
         rule   : an optimizer that updates each element by itself, such as torch.optim.AdamW.
         groups : patterns of parameter names, and the options of the rule for these parameters; the first pattern that
             matches counts.   options : of the rule, for all parameters.
 
         Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.
-        Raises ArgumentError where no parameter matches a pattern.
+        Raises ArgumentError on all ranks where no parameter matches a pattern, or where a rule of whole matrices, such
+        as torch.optim.Muon, would get parts of them.
         """
-        patterns = dict(groups or {})
-        if unused := [x for x in patterns if not any(fnmatchcase(name, x) for name in self.parameters)]:
-            raise ArgumentError(f"no parameter matches {unused[0]!r}; parameters are {', '.join(self.parameters)}")
+        patterns, name = dict(groups or {}), getattr(rule, "__name__", "")
         self._pieces = [piece for storage in self.storages for piece in storage.pieces()]
+        with together(self.mesh.comm) as arguments:
+            arguments += ["optimizer", name, *map(str, patterns.items()), *map(str, options.items())]
+            names = [x for x, _ in self.model.named_parameters()]
+            if unused := [x for x in patterns if not any(fnmatchcase(name, x) for name in names)]:
+                raise ArgumentError(f"no parameter matches {unused[0]!r}; parameters are {', '.join(names)}")
+            if name in WHOLE and (part := next(filter(self._is_part, self._pieces), None)):
+                raise ArgumentError(f"{name} updates whole matrices, and this rank has a part of {part.name!r}")
         by_pattern: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in (*patterns, "")}
         for piece in self._pieces:
             pattern = next((x for x in patterns if fnmatchcase(piece.name, x)), "")
@@ -103,12 +112,40 @@ class Run:
             self.pipeline.run(passes)
             for storage in self.storages:
                 storage.finish()
-            has_loss = mesh.index("pp") == self.schedule.stages - 1 and mesh.index("tp") == mesh.index("cp") == 0
+            total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
+            of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
             squares = sum(x.squares() / x.copies for x in self.storages)
-            loss, square = mesh.sum(passes.total if has_loss else 0.0, squares)
+            loss, of_all, square, attended = mesh.sum(of_first, total, squares, self._context.has_attended)
+            self._check(loss, of_all, attended)
             self.norm = square**0.5
             self._update(clip)
         return loss
+
+    def _check(self, loss: float, of_all: float, attended: float) -> None:
+        """Raise ArgumentError on all ranks where the loss is not that of the whole model.
+
+        loss : of the first ranks along tp and cp.   of_all : the sum of the losses of all ranks along tp and cp.
+        attended : the number of ranks that used the keys of all ranks along cp.
+        """
+        shape, error = self.mesh.shape, ""
+        if shape.cp > 1 and not attended:
+            error = (
+                f"cp = {shape.cp}, but the model has not called scaled_dot_product_attention: other attention sees the "
+                "positions of this rank only"
+            )
+        elif abs(of_all - shape.tp * shape.cp * loss) > 1e-6 * abs(of_all):
+            error = (
+                f"the loss differs along tp or cp: its mean is {of_all / shape.tp / shape.cp}, and it is {loss} on the "
+                "first ranks; the ranks have different samples, or the loss is not that of whole activations"
+            )
+        if error:
+            agree(self.mesh.comm, ArgumentError(error))
+
+    def _is_part(self, piece: Piece) -> bool:
+        """Return whether a piece is a part of a parameter, or of this rank's part of a parameter that is divided."""
+        stored = self.parameters[piece.name]
+        divided = bool(stored.division.axis) and self._context.tp.size > 1
+        return divided or piece.weights.shape != stored.parameter.shape
 
     def _update(self, clip: float | None) -> None:
         """Update this rank's parts of the parameters, and make the parameters whole."""
@@ -176,7 +213,11 @@ class _Step:
         self._run, self.total = run, 0.0
         self._batches = [*zip(*(x.tensor_split(run.schedule.microbatches) for x in batch))]
         self._weights = [float(run._weight(*x)) if run._weight else float(len(x[0])) for x in self._batches]
+        if not all(len(x[0]) for x in self._batches):
+            raise ArgumentError(f"{len(batch[0])} samples are too few for {len(self._batches)} microbatches")
         (self._weight,) = run.mesh.sum(sum(self._weights), axis="dp")
+        if not self._weight > 0:
+            raise ArgumentError(f"the weights of all samples add up to {self._weight}, which must be more than 0")
 
     def model(self, microbatch: int) -> Any:
         run, inputs = self._run, self._batches[microbatch]
@@ -205,16 +246,16 @@ class _Step:
 def _ending_the_job(comm: MPI.Comm) -> Iterator[None]:
     """Return a block in which an exception of one rank ends the job: other ranks would wait for its messages.
 
-    Where several ranks fail, higher ranks wait for a tenth of a second and more, so that only the lowest one prints.
+    Where several ranks fail, higher ranks wait a little, so that only the lowest one prints.
     """
     try:
         yield
     except Exception as error:
         if comm.size == 1 or raised_on(error):
             raise
-        sleep(0.1 * comm.rank.bit_length())
+        sleep(_HEAD_START * comm.rank.bit_length())
         write_line(f"rank {comm.rank} of {comm.size}: {''.join(traceback.format_exception(error))}")
-        MPI.COMM_WORLD.Abort(1)
+        watchdog.end_job(1)
 
 
 def _loss_in(result: Any) -> torch.Tensor:

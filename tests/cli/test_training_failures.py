@@ -1,4 +1,4 @@
-"""An exception on one rank in a step of training ends the job, with its traceback."""
+"""An exception on one rank in a step of training ends the job, with its traceback; misuse of a mesh is an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobs import needs_mpiexec, python, run
 
 pytest.importorskip("torch")
 
-PROGRAM = """
+FAILING = """
 import torch
 from pdgemm.training import Mesh, distribute
 
@@ -26,11 +26,48 @@ run.optimizer(torch.optim.SGD, lr=0.1)
 for step in range(9):
     losses.append(run.step(torch.ones(4, 3), torch.zeros(4, 2)))
 """
+DIFFERENT = """
+import torch
+from pdgemm.training import Columns, Mesh, Rows, distribute
+
+mesh = Mesh(tp=-1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+run = distribute(model, mesh, {"0": Columns(), "1": Rows()}, loss=torch.nn.functional.mse_loss)
+run.step(torch.ones(4, 3), torch.full((4, 2), float(mesh.rank)))
+"""
+OTHER_ATTENTION = """
+import torch
+from pdgemm.training import Mesh, Vocabulary, distribute
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9)
+
+    def forward(self, x, y):
+        x = self.embedding(x)
+        x = (x @ x.mT).softmax(-1) @ x
+        return torch.nn.functional.cross_entropy(self.head(x).view(-1, 9), y.view(-1))
+
+run = distribute(Model(), Mesh(cp=-1), {"*d*": Vocabulary()})
+run.step(torch.ones(2, 8, dtype=int), torch.ones(2, 8, dtype=int))
+"""
 
 
 @needs_mpiexec
-def test_an_exception_in_a_step_ends_the_job(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    done = run(python(3, "train.py"), cwd=tmp_path, timeout=60)
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (FAILING, "rank 1 of 3: Traceback"),
+        (DIFFERENT, "the loss differs along tp or cp"),
+        (OTHER_ATTENTION, "cp = 3, but the model has not called scaled_dot_product_attention"),
+    ],
+    ids=["one rank", "samples", "attention"],
+)
+def test_an_exception_in_a_step_ends_the_job(program: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(program)
+    done = run(python(3, "-m", "pdgemm", "train.py"), cwd=tmp_path)
     assert done.returncode != 0
-    assert done.stderr.count("ValueError: a layer has failed") == 1 and "rank 1 of 3" in done.stderr
+    assert message in done.stderr and done.stderr.count("Traceback (most recent call last)") == 1, done.stderr

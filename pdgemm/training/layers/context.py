@@ -33,6 +33,7 @@ class Context:
         self.tp, self.cp, self.sequence = mesh.line("tp"), mesh.line("cp"), sequence and mesh.length("tp") > 1
         self.recompute_attention = recompute_attention
         self._is_gathered = False
+        self.has_attended = False  # whether the keys of all ranks along cp were used
         self.delayed: list[Callable[[], None]] | None = None
         self.add_gradient: Callable[[torch.Tensor, torch.Tensor], None]
         self.begin(1)
@@ -158,6 +159,7 @@ class _Attention(TorchFunctionMode):
         """Return the attention of this rank's queries to all keys."""
         context = self._context
         if context.cp.size > 1:
+            context.has_attended = True
             cut, own = context.context_cut(key.dim() - 2), context.positions
             if query.shape[-2] != len(own) or key.shape[-2] != len(own):
                 raise ArgumentError(

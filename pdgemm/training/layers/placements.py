@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pdgemm.errors import MeshError
+from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.schedules.training.mesh_shape import block_of
 from pdgemm.training.layers.context import Context, is_transposed
 from pdgemm.training.layers.exchanges import REPLICATED, SHARDED
@@ -149,6 +149,7 @@ class Columns(ModulePlacement):
         if self.heads and self.heads % ranks:
             possible = [t for t in range(1, self.heads + 1) if self.heads % t == 0]
             raise MeshError(f"tp {ranks} does not divide {self.heads} heads; possible are {possible}")
+        _check_linear(module)
         weight = Division("tp", int(is_transposed(module)), self.parts)
         return {"weight": weight, "bias": Division("tp", 0, self.parts)}
 
@@ -166,6 +167,7 @@ class Rows(ModulePlacement):
     parts: int = 1
 
     def divisions(self, module: nn.Module, context: Context) -> dict[str, Division]:
+        _check_linear(module)
         weight = Division("tp", 1 - int(is_transposed(module)), self.parts)
         return {"weight": weight, "bias": Division(sums="tp" if context.sequence else "")}
 
@@ -187,6 +189,10 @@ class Vocabulary(ModulePlacement):
     """
 
     def divisions(self, module: nn.Module, context: Context) -> dict[str, Division]:
+        if not isinstance(module, nn.Embedding):
+            _check_linear(module)
+        elif type(module).forward is not nn.Embedding.forward or module.max_norm or module.scale_grad_by_freq:
+            raise ArgumentError(f"{module} is not a plain nn.Embedding, of which Vocabulary replaces the forward pass")
         return {"weight": Division("tp"), "bias": Division("tp")}
 
     def forward(self, module: nn.Module, context: Context) -> Callable[..., Any] | None:
@@ -200,11 +206,11 @@ class Vocabulary(ModulePlacement):
         check_tokens(ids, module.num_embeddings, "an id")
         own = block_of(module.num_embeddings, context.tp.size, context.tp.rank)
         ids = ids.index_select(1, context.positions) - own.start
-        if context.tp.size == 1:
-            return F.embedding(ids, module.weight)
         outside = (ids < 0) | (ids >= own.stop - own.start)
-        rows = F.embedding(ids.masked_fill(outside, 0), module.weight).masked_fill(outside[..., None], 0)
-        return context.left(rows)
+        padding = module.padding_idx  # the token whose row has no gradient
+        padding = padding - own.start if padding is not None and own.start <= padding < own.stop else None
+        rows = F.embedding(ids.masked_fill(outside, 0), module.weight, padding)
+        return context.left(rows.masked_fill(outside[..., None], 0))
 
 
 @dataclass(frozen=True)
@@ -236,6 +242,12 @@ class Gathered(ModulePlacement):
                 return forward(**{**options, names[0]: x})
 
         return gathered
+
+
+def _check_linear(module: nn.Module) -> None:
+    """Raise ArgumentError where a module is not a linear layer whose forward pass can be replaced."""
+    if not is_transposed(module) and not (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward):
+        raise ArgumentError(f"{module} is not a plain nn.Linear, of which the placement replaces the forward pass")
 
 
 def _counts(x: Any, number: int) -> bool:

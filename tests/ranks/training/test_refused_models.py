@@ -105,3 +105,55 @@ def check_uses(scores: Any, labels: Any, expected: Any, mesh: Mesh) -> Any:
     with pytest.raises(ArgumentError, match=f"a target is outside of the {VOCABULARY} tokens"):
         function(scores.view(-1, VOCABULARY), flat + VOCABULARY)
     return function(scores.view(-1, scores.size(-1)), flat)
+
+
+def test_modules_whose_results_depend_on_the_mesh(comm: Any) -> None:
+    model = GPT()
+    model.blocks[0].add_module("dropout", torch.nn.Dropout(0.1))
+    refused(comm, ArgumentError, "'blocks.0.dropout' drops other features on each rank of tp 2", model, gpt_table())
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+    refused(comm, ArgumentError, "'0', a BatchNorm1d, has statistics of one microbatch", model, mesh={"dp": -1})
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return 2 * super().forward(x)
+
+    refused(comm, ArgumentError, "is not a plain nn.Linear", torch.nn.Sequential(Scaled(4, 4)), {"0": Columns()})
+    bounded = torch.nn.Sequential(torch.nn.Embedding(5, 4, max_norm=1.0))
+    refused(comm, ArgumentError, "is not a plain nn.Embedding", bounded, {"0": gpt_table()["embedding"]})
+
+
+def test_rules_of_whole_matrices(comm: Any) -> None:
+    """Muon on a rank that has whole matrices is torch's; parts of matrices are refused on all ranks."""
+    for zero, refuses in ((0, False), (1, True)):
+        mesh, model = (
+            Mesh(comm, dp=-1),
+            torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), torch.nn.Linear(8, 4, bias=False)),
+        )
+        run = distribute(model, mesh, zero=zero, loss=torch.nn.functional.mse_loss)
+        if refuses:
+            with pytest.raises(ArgumentError, match="Muon updates whole matrices, and this rank has a part of"):
+                run.optimizer(torch.optim.Muon, lr=0.1)
+        else:
+            assert len(run.optimizer(torch.optim.Muon, lr=0.1).param_groups[0]["params"]) == 2
+            run.step(torch.ones(3, 6), torch.zeros(3, 4))
+        mesh.free()
+
+
+def test_a_token_without_gradient(comm: Any) -> None:
+    """The row of `padding_idx` is not updated on the rank that has it."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 4, padding_idx=5), torch.nn.Linear(4, 7))
+    before = model[0].weight.detach().clone()
+    mesh, vocabulary = Mesh(comm, tp=comm.size), gpt_table()["embedding"]
+    run = distribute(
+        model,
+        mesh,
+        {"0": vocabulary, "1": vocabulary},
+        loss=lambda x, y: torch.nn.functional.cross_entropy(x.view(-1, 7), y.view(-1)),
+    )
+    run.optimizer(torch.optim.SGD, lr=1.0)
+    run.step(torch.tensor([[5, 1, 2]]), torch.tensor([[1, 2, 3]]))
+    after = run.whole("0.weight")
+    assert torch.equal(after[5], before[5]) and not torch.equal(after[1], before[1])
+    mesh.free()
