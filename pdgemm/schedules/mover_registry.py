@@ -108,7 +108,10 @@ def reads(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def fan_out(mover: Mover, parts: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the number of times that most ranks send a panel, and (distance, additional times) of the other ranks."""
+    """Return how often most ranks send a panel, and, for the other ranks, pairs (distance, additional times).
+
+    distance : the distance of such a rank behind the owner of the panel.
+    """
     sent = np.bincount(mover.senders(parts), minlength=parts)
     most = int(np.bincount(sent).argmax())
     return most, [(distance, int(sent[distance]) - most) for distance in np.flatnonzero(sent != most).tolist()]

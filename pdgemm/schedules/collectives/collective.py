@@ -111,7 +111,7 @@ class Collective(LineSchedule):
         return [RankStep.of(self, step, place) for step in self.steps()]
 
     def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank from its steps; sums over `rounds` would need all ranks' messages."""
+        """Return the words and messages of a rank, from its own steps: this is faster than a sum over `rounds`."""
         steps = self.messages_of(self.ranks.index(rank)) if rank in self.ranks else []
         sent = [words for step in steps for words in step.sent_to.values()]
         received = [words for step in steps for words in step.received_from.values()]
@@ -123,7 +123,7 @@ class Collective(LineSchedule):
         return Traffic(sum(sent), sum(received), *messages)
 
     def words_of(self, step: CollectiveStep) -> np.ndarray:
-        """Return the words of each entry of a step."""
+        """Return the number of words that each entry of a step carries."""
         parts, ends, length = len(self.counts), step.first + step.number, int(self.offsets[-1])
         return (self.offsets[ends % parts] + length * (ends // parts) - self.offsets[step.first]) * self.arrays
 
@@ -160,7 +160,11 @@ class Collective(LineSchedule):
 
 
 class RankStep(NamedTuple):
-    """The messages of a rank in a step: the ranges (first, number) of parts, and the words, by place of the peer."""
+    """The messages of a rank in a step, by the place of the other rank.
+
+    sent, received : the ranges (first, number) of parts.   sent_to, received_from : the words.
+    adds : the rank adds the received parts to its parts; otherwise it overwrites its parts with them.
+    """
 
     sent: dict[int, list[tuple[int, int]]]
     received: dict[int, list[tuple[int, int]]]
@@ -237,7 +241,7 @@ def sum_of_array(words: int, ranks: int, dtype: np.dtype) -> Collective:
 def _by_members(
     *phases: Callable[[np.ndarray, np.ndarray], CollectiveSteps],
 ) -> Callable[[Collective], CollectiveSteps]:
-    """Return a function that yields the steps of all phases, one phase after the other; rank i owns part i."""
+    """Return the function `steps` of an algorithm in which rank i owns part i: one phase runs after the other."""
 
     def steps(collective: Collective) -> CollectiveSteps:
         places = np.arange(len(collective.ranks))

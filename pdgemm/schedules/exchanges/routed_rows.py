@@ -17,7 +17,7 @@ from pdgemm.schedules.schedule import Buffers
 class RoutedRows(Selection):
     """The exchange of rows between a matrix and buffers of rows on the ranks that own the rows' groups.
 
-    inward : from the matrix to the groups; else from the groups to the matrix.
+    inward : True: from the matrix to the groups; False: from the groups to the matrix.
     """
 
     inward: bool = field(kw_only=True)

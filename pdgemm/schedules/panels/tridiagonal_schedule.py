@@ -90,7 +90,7 @@ class TridiagonalSchedule(PanelSchedule):
         return dict(zip(own, as_slices([*accumulate(map(self.by_class.count, own), initial=0)])))
 
     def pieces(self, panel: Panel, i: int, part: slice) -> list[tuple[slice, slice]]:
-        """Return the runs of local rows of grid row i in a part of a vector, and their places in it."""
+        """Return the runs of local rows of grid row i in `part` of a vector, and the places of these rows in the vector."""
         segments, pieces = self.segments[panel], []
         for c, local in self.local_classes(i, self.grid.shape[0]).items():
             start, stop = max(part.start, segments[c].start), min(part.stop, segments[c].stop)
@@ -105,11 +105,11 @@ class TridiagonalSchedule(PanelSchedule):
         return as_slices([panel.width * x for x in accumulate(heights, initial=0)])
 
     def products(self, panel: Panel) -> int:
-        """Return the number of products A v in a panel: the last column has no reflector."""
+        """Return the number of products A v in a panel: one for each column, but none for the last column of A."""
         return panel.width - (panel.stop == self.n)
 
     def notes(self, panel: Panel) -> list[slice]:
-        """Return the part of the buffer "sums" for each rank: its slice, and `NOTES` numbers of the whole sum."""
+        """Return the part of the buffer "sums" for each rank: its slice of the sum, and `NOTES` numbers about the sum."""
         sizes = [x.stop - x.start + NOTES for x in self.slices(panel)]
         return as_slices([*accumulate(sizes, initial=0)])
 
@@ -133,7 +133,7 @@ class TridiagonalSchedule(PanelSchedule):
             yield Round([], products(grid, m_loc, (n_loc + 1) // 2, 2 * w))
 
     def _swapped(self, words: np.ndarray, times: int) -> list[Messages]:
-        """Return the messages, or signals and reads, of exchanges: words[a, b] from the a-th rank to the b-th."""
+        """Return the messages, or signals and reads, of `times` exchanges: words[a, b] from rank a to rank b in `ranks`."""
         if len(self.ranks) == 1:
             return []
         from_, to = np.nonzero(~np.eye(len(self.ranks), dtype=bool))

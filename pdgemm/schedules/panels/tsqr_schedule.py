@@ -95,8 +95,9 @@ def heights(rows: Sequence[int], k: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
-    """Return the tree of TSQR: triangles R are reduced up; the final R is sent down, with rows to form each part of Q.
+    """Return the tree of TSQR: triangles are reduced up the tree, and the final R is sent down.
 
+    With R, each rank receives the rows of a small matrix with which it forms its part of Q.
     rows : the number of rows of the matrix on each rank, >= 0.
     """
     high = heights(rows, k)
