@@ -188,7 +188,8 @@ def abandon(failed: Container[int]) -> None:
 def _take(part: memoryview, spare: int) -> bool:
     """Fill new shared memory with pages, if `spare` bytes then stay free; return whether it was filled.  Local.
 
-    The kernel writes the zeros: without a free page the kernel returns an error; a process that writes gets SIGBUS.
+    The kernel writes zeros to the pages, and returns an error if no page is free.  A process that wrote them itself
+    would get SIGBUS.
     """
     try:
         with open(ZERO, "rb", buffering=0) as zeros:

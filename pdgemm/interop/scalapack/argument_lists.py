@@ -171,8 +171,9 @@ class Scalar(Kind):
 class Submatrix(Kind):
     """The arguments a, ia, ja and desca of sub(A).
 
-    rows, cols : the names of its extents; with op, the name of a letter, these are the extents of op(sub(A)).
-    wanted     : the name of a letter; the function gets None, and the arguments are ignored, if the letter is not "V".
+    rows, cols : the names of the extents of sub(A) or, if `op` is given, of op(sub(A)).
+    op         : the name of the letter, "N", "T" or "C", that says what op is.
+    wanted     : the name of a letter.  If the letter is not "V", the arguments are ignored, and the function gets None.
     updated    : the routine writes to sub(A).
     """
 
@@ -226,8 +227,8 @@ def family(
 ) -> tuple[Callable[..., Result], ...]:
     """Return the routines that a function declares, one for each element type.
 
-    routine, types : the name, and the replacements of its "?", whose first character is the element type.
-    check          : function that checks a call on all processes together.
+    routine : the name, with a "?".   types : the replacements of the "?"; each begins with the element type's letter.
+    check   : function that checks a call on all processes together.
     """
     declared = signature(function, eval_str=True)
     kinds, fortran = dict[str, Kind](), dict[str, Any]()

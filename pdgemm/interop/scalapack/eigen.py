@@ -104,7 +104,7 @@ def _eigenpairs(uplo: str, A: DistMatrix, w: VectorArgument, Z: DistMatrix | Non
 
 
 def _of_triangle(A: Any, **how: Any) -> Any:
-    """Return the result of `eigh`, without its warning where the triangle that is not read does not match."""
+    """Return the result of `eigh`, without its warning that A is not Hermitian: one triangle is not to be read."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* is not Hermitian")
         return eigh(A, **how)
@@ -117,8 +117,8 @@ def p_gvd(
     """Compute the eigenvalues and eigenvectors of sub(A) v = w sub(B) v, and return INFO.  Collective.
 
     ibtype : 1: sub(A) v = w sub(B) v;  2: sub(A) sub(B) v = w v;  3: sub(B) sub(A) v = w v.
-    jobz   : "V": sub(A), n x n, is overwritten with the eigenvectors V, where V^H B V = I, and V^H B^-1 V = I for
-             ibtype 3; "N": only eigenvalues, and sub(A) is not changed.
+    jobz   : "V": sub(A), n x n, is overwritten with the eigenvectors V; V^H B V = I, or V^H B^-1 V = I if ibtype is 3;
+             "N": only eigenvalues, and sub(A) is not changed.
     uplo   : "U" or "L", the triangle of sub(A) and of sub(B) that is read; that of sub(B), Hermitian and positive
              definite, is overwritten with its Cholesky factor, as by p?potrf.
     w      : as in p?syevd.

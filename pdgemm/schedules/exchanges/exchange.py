@@ -274,7 +274,7 @@ class Exchange(Redistribution):
         return total
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
-        """Return the words and messages of the blocks rows[p] x cols[q] for all (p, q) but the rank's position `own`."""
+        """Return the words and messages of the blocks rows[p] x cols[q], for all (p, q) but `own`."""
         shapes = np.stack(np.broadcast_arrays(rows[:, None], cols[None, :]))
         if own[0] >= 0:
             shapes[:, own[0], own[1]] = 0

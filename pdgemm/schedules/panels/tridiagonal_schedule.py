@@ -90,7 +90,7 @@ class TridiagonalSchedule(PanelSchedule):
         return dict(zip(own, as_slices([*accumulate(map(self.by_class.count, own), initial=0)])))
 
     def pieces(self, panel: Panel, i: int, part: slice) -> list[tuple[slice, slice]]:
-        """Return the runs of local rows of grid row i in `part` of a vector, and the places of these rows in the vector."""
+        """Return pairs: a run of local rows of grid row i in `part` of a vector, and its place in the vector."""
         segments, pieces = self.segments[panel], []
         for c, local in self.local_classes(i, self.grid.shape[0]).items():
             start, stop = max(part.start, segments[c].start), min(part.stop, segments[c].stop)
@@ -109,7 +109,7 @@ class TridiagonalSchedule(PanelSchedule):
         return panel.width - (panel.stop == self.n)
 
     def notes(self, panel: Panel) -> list[slice]:
-        """Return the part of the buffer "sums" for each rank: its slice of the sum, and `NOTES` numbers about the sum."""
+        """Return each rank's part of the buffer "sums": its slice of the sum, and `NOTES` numbers of the whole sum."""
         sizes = [x.stop - x.start + NOTES for x in self.slices(panel)]
         return as_slices([*accumulate(sizes, initial=0)])
 
@@ -133,7 +133,10 @@ class TridiagonalSchedule(PanelSchedule):
             yield Round([], products(grid, m_loc, (n_loc + 1) // 2, 2 * w))
 
     def _swapped(self, words: np.ndarray, times: int) -> list[Messages]:
-        """Return the messages, or signals and reads, of `times` exchanges: words[a, b] from rank a to rank b in `ranks`."""
+        """Return the messages, or signals and reads, of `times` exchanges.
+
+        words : words[a, b] are sent from ranks[a] to ranks[b].
+        """
         if len(self.ranks) == 1:
             return []
         from_, to = np.nonzero(~np.eye(len(self.ranks), dtype=bool))

@@ -81,7 +81,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Shares(Windows):
-    """Windows that have a share of the rows of each owner, so that all links are busy.
+    """Windows of a block, each of which has some rows of each owner, so that all links are busy.
 
     Windows of consecutive rows would belong to few ranks.   owned : the rows of each owner.
     """
@@ -275,7 +275,8 @@ class Reduction:
         """Return the traffic of a rank.   turns : the windows to count, which are consecutive.
 
         In each window, each rank of a group sends every other rank the partial sums of the other rank's part of C.
-        The time of this function depends on the number of runs of C's rows and, only for a triangle, of windows.
+        The time of this function depends on the number of runs of C's rows; for a triangle, also on the number of
+        windows.
         """
         at, others = self.at(rank), self.layers - 1
         first, end, _ = turns.indices(self.turns(rank))
