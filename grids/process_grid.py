@@ -124,7 +124,7 @@ class ProcessGrid:
         return kept[key]
 
     def _reshaped(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
-        """Return a grid of another shape, with this grid's row, column and depth communicators until `_connect`."""
+        """Return a grid of another shape, with the row, column and depth communicators of this one until `_connect`."""
         grid = _same(self)
         for name in ("T", "_places", "rank_map"):
             grid.__dict__.pop(name, None)

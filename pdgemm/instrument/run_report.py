@@ -75,7 +75,7 @@ class RunReport(InNotebook):
     action, path, name, method : "read" or "wrote"; the file; its dataset, empty for a .npy file; the method of access.
     shape : shape of the matrix in the file: one number for a vector.   part : the rows and columns read, or None.
     checksum : the checksum that is stored with the dataset; None: there is none.
-    generation, names : only of `save_all` and `load_all`: the number of the generation, and the names of its matrices.
+    generation, names : only of `save_all`: the number of the saved generation, and the names of its matrices.
 
     Of A = Q R of a tall matrix, and of functions that use it:
     method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".

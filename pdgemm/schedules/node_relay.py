@@ -21,7 +21,7 @@ class RelayRole(NamedTuple):
 
     in_place : all ranks of the node read the whole panel in the memory of its owner.
     receiver : if not `in_place`, the rank that assembles the panel; the `readers` read it in the receiver's memory.
-    chains   : for each part of the panel, the positions that relay it; [] if `me` of `NodeLine.role` is none of them.
+    chains   : for each part of the panel, the positions that relay it; [] if this rank is not among them.
     """
 
     in_place: bool

@@ -42,8 +42,9 @@ class Collective(LineSchedule):
         target, ordered by source.
     node   : a number for the node of each rank; empty where all ranks are on one node.
     arrays : the number of vectors that are cut into these parts; each message carries parts of all vectors.
-    mover  : "ring": parts are sent.  "shared", by the algorithm "pairwise": parts are read in place, in memory that all
-        ranks share, after signals; further signals say that the reads are complete.  Addends are added as a tree.
+    mover  : "ring": parts are sent.  "shared", only with the algorithm "pairwise": parts are read in place, in memory
+        that all ranks share.  Signals say that parts may be read, and that reads are complete.  Sums are formed as in a
+        binary tree.
 
     A sum is bitwise the same on all ranks and in all runs: the order of its addends depends only on the algorithm and
     the number of ranks, and in each addition the left addend is that of the earlier rank.
@@ -219,14 +220,14 @@ def algorithms(operation: str) -> dict[str, CollectiveAlgorithm]:
 
 
 def even_parts(words: int, ranks: int) -> tuple[int, ...]:
-    """Return the words of each of `ranks` parts, which differ by one word at most, the larger parts first."""
+    """Return the sizes of `ranks` parts of `words` words: they differ by at most one word, the larger parts first."""
     each, more = divmod(words, ranks)
     return (each + 1,) * more + (each,) * (ranks - more)
 
 
 @cache
 def sum_of_numbers(numbers: int, ranks: int) -> Collective:
-    """Return the collective that sums a few float64 numbers of ranks 0 to `ranks` - 1, to the same bits on all."""
+    """Return the collective that sums a few float64 numbers of ranks 0 to `ranks` - 1; all get the same bits."""
     counts = (numbers,) + (0,) * (ranks - 1)
     return Collective("all_reduce", "doubling", tuple(range(ranks)), counts, np.dtype(np.float64))
 

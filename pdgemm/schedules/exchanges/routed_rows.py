@@ -46,8 +46,9 @@ def plan_routed(
 ) -> RoutedRows:
     """Return an exchange of whole rows, whose messages fit in cache.
 
-    matrix : layout of the matrix.   rows : pairs of a row of the matrix and a row of the groups, or the reverse.
-    counts : each rank's number of rows in all its groups, from rank 0 on.   dtype : the type of these rows.
+    matrix : layout of the matrix.   inward : as in `RoutedRows`.
+    rows   : pairs of a row of the matrix and a row of the groups; if not `inward`, the row of the groups is first.
+    counts : the number of rows in all groups of rank 0, of rank 1, and so on.   dtype : the type of these rows.
     """
     size, width = len(counts), matrix.distribution.shape[1]
     there = Distribution(UnevenBlocks.of(counts), BlockCyclic(width, max(1, width), 1))

@@ -138,7 +138,7 @@ class HouseholderSchedule(PanelSchedule):
 
     @cached_property
     def _buffer_words(self) -> dict[str, np.ndarray]:
-        """The words of the panel buffers, by grid position; buffers that others read have one size on all ranks."""
+        """The words of the panel buffers, by grid position; buffers that others read are equally large on all ranks."""
         reflectors, gathered, parts = np.zeros((3, *self.grid.shape), np.int64)
         for panel, height in self.heights.items():
             (owner, *others), chunk, w, j = self.members(panel), self.chunk(panel), panel.width, panel.col

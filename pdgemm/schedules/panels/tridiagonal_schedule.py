@@ -100,7 +100,10 @@ class TridiagonalSchedule(PanelSchedule):
         return pieces
 
     def chunks(self, panel: Panel, i: int) -> list[slice]:
-        """Return, for each slice, the part of grid row i's buffer "columns" with the slice's rows of the panel."""
+        """Return, for each slice, a part of the buffer "columns" of a rank in grid row i.
+
+        The part holds the local rows of the panel that are in the slice.
+        """
         heights = [sum(x.stop - x.start for _, x in self.pieces(panel, i, part)) for part in self.slices(panel)]
         return as_slices([panel.width * x for x in accumulate(heights, initial=0)])
 

@@ -159,7 +159,10 @@ class Cannon(Product):
         ]
 
     def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> dict[str, Traffic]:
-        """Return the traffic of a rank, by its kind, from the words and panels of the blocks that it holds in turn."""
+        """Return the traffic of a rank, by mover.
+
+        words, pieces : the words, and the number of panels, of each block that the rank holds, in order.
+        """
         sent, received = int(words[:-1].sum()), int(words[1:].sum())
         if self.transport.shared:
             panels = (np.minimum(1, words) if self.in_blocks else pieces * (words > 0))[1:]  # without the initial block

@@ -254,7 +254,7 @@ class Product(Schedule):
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
         """Return the largest width, at most `width`, at which panels fit in one message.
 
-        sides : for each kind of panel, the words across it and the element type.
+        sides : for each kind of panel, the words of a panel of width 1, and the element type.
         """
         if self.transport.in_place or self.nothing_travels:
             return width
