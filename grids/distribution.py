@@ -106,7 +106,7 @@ class BlockCyclic:
         return self.below(self.n, part)
 
     def below(self, end: int, part: int) -> int:
-        """Return the number of indices < end that `part` owns, which is the local index of its first index >= end."""
+        """Return the number of indices < end that `part` owns; it is also the local index of its first index >= end."""
         if part < 0:
             return 0
         position = (part - self.source) % self.parts

@@ -73,7 +73,8 @@ class RunReport(InNotebook):
 
     Of a load or save, where bytes are the total of all ranks:
     action, path, name, method : "read" or "wrote"; the file; its dataset, empty for a .npy file; the method of access.
-    shape : shape of the matrix in the file: one number for a vector.   part : the rows and columns read, or None.
+    shape : shape of the matrix in the file: one number for a vector.
+    part : the rows and columns that were read; None: all of it.
     checksum : the checksum that is stored with the dataset; None: there is none.
     generation, names : only of `save_all`: the number of the saved generation, and the names of its matrices.
 

@@ -76,7 +76,8 @@ def total(steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: f
     If all steps are products, and `changes` does not contain `what`, the sum is the report of a product.
     vectors : traffic of all reductions, including those of the steps.   seconds : time of all steps.
     changes : values of other figures.
-    Figures that are not sums, such as the grid, are those of the first algorithm that is not a product, if any.
+    Figures that are not sums, such as the grid, are those of the first algorithm that is not a product; if all
+    algorithms are products, they are those of the first product.
     """
     reports = [step() for step in steps]
     algorithms = [x for x in reports if isinstance(x, Report)]

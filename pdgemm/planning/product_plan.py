@@ -160,7 +160,7 @@ class ProductPlan:
 
     @cached_property
     def staged(self) -> dict[str, Layout]:
-        """The layouts of the operands that are copied to memory that the ranks of a node share, by name."""
+        """The layouts, by name, of the operands that are copied to node-shared memory."""
         problem = self.problem
         stay = set(problem.outside_node_memory if self.product.exposed else ()) - {name for name, _ in self.moves}
         return {name: x for name, x in (("A", problem.A), ("B", problem.B)) if name in stay}

@@ -119,7 +119,7 @@ class RoutineCall:
 
 @dataclass(frozen=True)
 class Letter(Kind):
-    """An option, of which the first character counts.   if_complex : the letters of complex types, if these differ."""
+    """An option; only its first character counts.   if_complex : the letters of complex types, if these differ."""
 
     passed = str
     letters: str
@@ -135,7 +135,7 @@ class Letter(Kind):
 
 @dataclass(frozen=True)
 class Size(Kind):
-    """An extent, which is at least 0.   most : the name of an extent that it does not exceed."""
+    """An extent, at least 0.   most : the name of another extent; this extent is not larger."""
 
     most: str = ""
 

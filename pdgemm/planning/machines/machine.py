@@ -128,7 +128,10 @@ class Machine:
 
     @staticmethod
     def _at(table: Mapping[int, float], size: int) -> float:
-        """Return the rate of a table at a size: interpolated in log-log scale, below the table proportional to size."""
+        """Return the rate of a table at a size, interpolated in log-log scale.
+
+        For sizes below the table, the rate is proportional to the size.
+        """
         sizes = sorted(table)
         if size >= sizes[-1]:
             return table[sizes[-1]]
@@ -301,7 +304,10 @@ def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
 
 
 def named_by_variable(gpus: bool) -> Machine | None:
-    """Return the first machine without GPUs, or with GPUs, in the files that PDGEMM_MACHINE names; else None."""
+    """Return the first machine with GPUs (if not `gpus`, without GPUs) in the files that PDGEMM_MACHINE names.
+
+    None if there is no such machine.
+    """
     return next((machine for machine in _named() if (machine.device == CUDA) == gpus), None)
 
 

@@ -1,9 +1,9 @@
 """The grids Pr x Pc x c that partition a product m x n x k among P ranks, compared by formula.
 
 Every rank multiplies a block of ceil(m/Pr) x ceil(n/Pc) x (k/c): the rank needs the parts of A and B that the other
-ranks of its grid row and grid column hold, and its partial sum of C is reduced over the layers.  On one partition all
-algorithms send the same words; they differ in messages and memory.  The time of the search depends on P only through
-the number of grids.
+ranks of its grid row and grid column hold, and its partial sum of C is reduced over the layers.  On the same partition
+all algorithms send the same words; they differ in messages and memory.  The time of the search depends on P only
+through the number of grids.
 """
 
 from __future__ import annotations

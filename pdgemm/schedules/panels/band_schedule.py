@@ -95,7 +95,8 @@ class BidiagonalBandSchedule(PanelSchedule):
     and subtract V T^H V^H A^T from A^T.
 
     A (m, n), m >= n, is in square blocks of size `width`, the number of diagonals that remain above the main one.
-    Words per rank on Pr x Pc: m n - n^2/2 + n^2/2 in panels, and at most 2 (n^2/2)/Pc + 2 (m n - n^2/2)/Pr in sums.
+    Words per rank on Pr x Pc: m n - n^2/2 in panels of columns, n^2/2 in panels of rows, and at most
+    2 (n^2/2)/Pc + 2 (m n - n^2/2)/Pr in sums.
     """
 
     algorithm = "bidiagonal band"

@@ -265,7 +265,7 @@ def carried(
 
 
 def panel_slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
-    """Return the slice of the owner's buffer for the rows of each grid row, from the panel's first row on.
+    """Return, for each grid row, the slice of the owner's buffer that holds its rows from the panel's first row on.
 
     The owner's local rows are first, so that the diagonal block is on top; the rows of a grid row keep their order.
     """

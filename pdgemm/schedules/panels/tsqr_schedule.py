@@ -124,8 +124,8 @@ class TallSchedule(Schedule):
     """The work of the ranks on their rows of a tall matrix before and after the tree, and of the root in between.
 
     rows : number of rows on each rank, in the order of the tree.   k : number of columns.
-    work : flops of a rank on its rows, as a number of products of these rows with k x k: A^H A and A R^-1 are half a
-        product each.   on_top : flops of the root, in products of k x k with k x k.   each : the same for every rank.
+    work : flops of a rank on its rows, in products of these rows with k x k; A^H A and A R^-1 count as half a product.
+    on_top : flops of the root, in products of k x k with k x k.   each : flops of every rank, in the same products.
     workspace : words of workspace for each row.
     """
 

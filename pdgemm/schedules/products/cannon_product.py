@@ -73,7 +73,10 @@ class Cannon(Product):
         return self.lookahead <= 1 or self.nothing_travels
 
     def _pieces(self, columns: Any) -> Any:
-        """Return the number of panels in which columns of A are shifted: 1 for a block, else 1 per `_panel_width`."""
+        """Return the number of panels in which columns of A are shifted.
+
+        It is 1 if blocks are shifted whole; otherwise it is the least number of panels of width `_panel_width`.
+        """
         return np.minimum(1, columns) if self.in_blocks else -(-columns // self._panel_width)
 
     @cached_property

@@ -121,8 +121,8 @@ class Reduction:
     Each rank of the group owns a part of the block in C, and receives the sums of this part.
 
     rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
-    rank_map   : the ranks of the grid positions, layer by layer, row by row; the ranks of one block in all layers are
-                 the group of the block, which reduces the block and owns its elements in C.
+    rank_map   : the ranks of the grid positions, layer by layer, row by row.  The ranks at one position in all layers
+                 are a group: they reduce the block of this position, and own its elements in C.
     high       : approximate number of rows of a block that are reduced at a time.
     reads      : name of the mover by which partial sums are read in place; "": partial sums are sent.
     triangle   : "L" or "U": in each range of rows, only the columns with elements of this triangle are reduced.

@@ -250,7 +250,7 @@ class Summa(Product):
         return self.A.distribution.cols.parts == 1, self.B.distribution.rows.parts == 1
 
     def _aligned(self, rank: int | None) -> tuple[bool, bool]:
-        """A pair: is each panel of A, and of B, copied to where its rows begin at multiples of 16 bytes?
+        """A pair: is each panel of A, and of B, copied so that its rows begin at multiples of 16 bytes?
 
         A panel that was received is contiguous.  A device copies it if its rows are not aligned and the product is
         large: the copy takes a small part of the time that is gained.

@@ -196,7 +196,7 @@ class RingShift:
         return panel.array
 
     def advance(self) -> None:
-        """Make the next block, if any, the block in use; all products of the last block must have been started."""
+        """Make the next block, if any, the block in use; all products of the present block must have been started."""
         self._users[self._at] += as_arrivals(self._recorder.record_products(self._transfers.poll))
         if self._coming is not None:
             self._held, self._coming = self._coming, None
