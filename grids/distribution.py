@@ -77,7 +77,7 @@ class BlockCyclic:
 
     @property
     def first(self) -> int:
-        """The length of the first block, if n is not less."""
+        """The length of the first block, if n is at least as large."""
         return self.block - self.skip
 
     def number(self, g: Index) -> Index:

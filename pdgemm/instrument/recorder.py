@@ -143,7 +143,7 @@ def nothing() -> None:
 
 
 class _Phase:
-    """The timer of a phase.  Each panel has phases; a contextlib.contextmanager would take 3 times as long for one."""
+    """The timer of a phase.  It runs for each panel, and takes a third of the time of a contextlib.contextmanager."""
 
     __slots__ = ("_name", "_seconds", "_start")
 

@@ -35,8 +35,8 @@ class CollectiveRun:
 
     A rank tests and waits for the collectives of one communicator in any order, if each has its own tag.
 
-    posted : the list of all requests that `stages` has started, to which it adds.  Not needed if only the requests that
-        were yielded last can be in progress.
+    posted : a list to which `stages` adds each request that it starts.  Not needed if only the requests that were
+        yielded last can be in progress.
     """
 
     def __init__(self, comm: MPI.Comm, stages: Stages, posted: Sequence[MPI.Request] = ()) -> None:

@@ -104,7 +104,7 @@ def _eigenpairs(uplo: str, A: DistMatrix, w: VectorArgument, Z: DistMatrix | Non
 
 
 def _of_triangle(A: Any, **how: Any) -> Any:
-    """Return the result of `eigh`, without its warning that A is not Hermitian: one triangle is not to be read."""
+    """Return the result of `eigh`, without its warning that A is not Hermitian: one triangle may hold anything."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* is not Hermitian")
         return eigh(A, **how)

@@ -65,8 +65,8 @@ class Partition:
 def inner_blocks(pr: Any, pc: Any) -> Any:
     """Return the number of inner blocks of a layer, a multiple of max(pr, pc).
 
-    So max(pr, pc) parts have equally many blocks.  The number is chosen such that min(pr, pc) parts are almost even,
-    too: if possible, the largest part is at most `IDLE` larger than the mean.
+    So max(pr, pc) owners have equally many blocks.  If possible, the number is chosen such that min(pr, pc) owners have
+    almost equally many, too: the largest share is at most `IDLE` above the mean.
     """
     long, short = np.maximum(pr, pc), np.minimum(pr, pc)
     best, least = long, np.ceil(long / short) * short / long  # exact below 2^53

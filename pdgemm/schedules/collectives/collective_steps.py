@@ -261,8 +261,8 @@ def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveStep
 def bruck_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
     """Send parts to the member 1, 2, 4, ... places after the sender, many in one message (Bruck et al. 1997).
 
-    A part takes part in the steps whose distances add up to the distance from its first to its last member.  These are
-    the fewest messages possible.
+    A part is sent in the steps whose distances add up to the distance from its first to its last member.  No algorithm
+    has fewer messages.
     """
     p, at = len(members), np.arange(len(members))
     for distance in powers_below(p):

@@ -147,7 +147,10 @@ class Redistribution(Schedule):
         return Traffic(sent[0], received[0], sent[1], received[1])
 
     def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
-        """Yield the tiles of a block, in the same order on all ranks.   words : most elements; 0: as in a message."""
+        """Yield the tiles of a block, in the same order on all ranks.
+
+        words : the most elements of a tile; 0: as many as in a message.
+        """
         rows, cols = block.shape
         tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
         columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
@@ -340,7 +343,7 @@ def plan_exchange(
 
 
 def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExchange:
-    """Return `one`, an exchange in messages of one element, with longer messages, as `plan_exchange` has them."""
+    """Return `one`, whose messages have one element, with messages that are as long as in `plan_exchange`."""
     most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))

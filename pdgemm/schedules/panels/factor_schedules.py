@@ -40,7 +40,7 @@ class CholeskySchedule(PanelSchedule):
         return self.real_flops * self.n**3 // 3
 
     def tiles(self, coords: tuple[int, int], start: int, stop: int) -> Iterable[Tile]:
-        """Return the tiles of an update of columns start to stop on a rank; some are square, only on the host."""
+        """Return a rank's tiles in an update of columns start to stop.  Only on the host, some tiles are square."""
         how = (ON_DEVICE, 0) if self.device else (SMALLEST, SQUARE)
         where = self.rows, self.cols, coords, start, stop, *how
         return _few_tiles(*where) if (stop - start) <= FEW * self.cols.block else lower_tiles(*where)
