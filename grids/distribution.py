@@ -77,7 +77,7 @@ class BlockCyclic:
 
     @property
     def first(self) -> int:
-        """The length of the first block, which a smaller n cuts short."""
+        """The length of the first block, if n is at least as large."""
         return self.block - self.skip
 
     def number(self, g: Index) -> Index:
@@ -106,7 +106,7 @@ class BlockCyclic:
         return self.below(self.n, part)
 
     def below(self, end: int, part: int) -> int:
-        """Return the number of indices < end that `part` owns, which is the local index of its first index >= end."""
+        """Return the number of indices < end that `part` owns; it is also the local index of its first index >= end."""
         if part < 0:
             return 0
         position = (part - self.source) % self.parts

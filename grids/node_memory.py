@@ -119,7 +119,7 @@ class NodeMemory:
 
 
 def _complete(request: MPI.Request) -> None:
-    """Wait for a request, and leave the core to the other ranks meanwhile, which a wait inside MPI does not."""
+    """Wait for a request, and leave the core to the other ranks meanwhile; a wait inside MPI would keep it busy."""
     end = perf_counter() + _PATIENCE
     while not request.Test():
         if perf_counter() < end:
@@ -188,7 +188,8 @@ def abandon(failed: Container[int]) -> None:
 def _take(part: memoryview, spare: int) -> bool:
     """Fill new shared memory with pages, if `spare` bytes then stay free; return whether it was filled.  Local.
 
-    The kernel writes the zeros: without a free page the kernel returns an error; a process that writes gets SIGBUS.
+    The kernel writes zeros to the pages, and returns an error if no page is free.  A process that wrote them itself
+    would get SIGBUS.
     """
     try:
         with open(ZERO, "rb", buffering=0) as zeros:
@@ -218,8 +219,8 @@ def silent_ucx() -> Iterator[None]:
     """Run the block with the messages of UCX switched off, by a control variable of MPI's tools interface.  Local.
 
     Where UCX finds no usable network, as in containers and on most personal computers, the Open MPI of PyPI prints an
-    error on each rank that creates a window, even a window of shared memory, for which UCX is not used.  Where the user
-    has set how much UCX prints, the user's setting stays.
+    error on each rank that creates a window.  It does not concern windows of shared memory, which do not use UCX.
+    If the user has set how much UCX prints, the user's setting stays.
     """
     name = "opal_common_ucx_verbose"
     wanted = MPI.get_vendor()[0] == "Open MPI" and f"OMPI_MCA_{name}" not in os.environ

@@ -14,7 +14,7 @@ class Draft:
     """The stages of a program that is being planned: each function that would communicate adds a stage instead.
 
     machine    : the machine for which products are planned; None: the machine on which the ranks run.
-    iterations : the number of iterations to plan if it depends on elements; None: the number that most matrices take.
+    iterations : the number of iterations to plan if it depends on elements; None: the number that most matrices need.
     """
 
     def __init__(self, machine: Any = None, iterations: int | None = None) -> None:

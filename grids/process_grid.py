@@ -124,7 +124,7 @@ class ProcessGrid:
         return kept[key]
 
     def _reshaped(self, shape: tuple[int, int], layers: int, rank_map: tuple[int, ...]) -> ProcessGrid:
-        """Return a grid of another shape, with this grid's row, column and depth communicators until `_connect`."""
+        """Return a grid of another shape, with the row, column and depth communicators of this one until `_connect`."""
         grid = _same(self)
         for name in ("T", "_places", "rank_map"):
             grid.__dict__.pop(name, None)
@@ -217,7 +217,8 @@ class ProcessGrid:
     def rank_map_in(self, other: ProcessGrid, part: bool = False) -> tuple[int, ...] | None:
         """Return `rank_map` as ranks of the other grid's communicator; None if the communicators have different ranks.
 
-        part : the other communicator may have more ranks; None if it lacks a rank that has a position in this grid.
+        part : the communicators may have different ranks; the result is None only if the other communicator lacks a
+            rank that has a position in this grid.
         Raises GridError if only one of the two grids is a `PlannedGrid`.
         """
         check_not_freed(self.comm)

@@ -2,8 +2,8 @@
 
 INFO, from rank 0: the plan of each product in one line, before it runs, and its report after it.
 DEBUG: from rank 0 the mover of the panels and the reasons for the plan, and from every rank its buffers.
-Logging sends no messages.  A product checks the level of the logger once for its plan and once for its report, which
-takes a tenth of a microsecond.
+Logging sends no messages.  A product checks the level of the logger once for its plan and once for its report; these
+checks take a tenth of a microsecond.
 """
 
 from __future__ import annotations

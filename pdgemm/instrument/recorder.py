@@ -143,7 +143,7 @@ def nothing() -> None:
 
 
 class _Phase:
-    """The timer of a phase; per panel, it costs a third of the time of a contextlib.contextmanager."""
+    """The timer of a phase.  It runs for each panel, and takes a third of the time of a contextlib.contextmanager."""
 
     __slots__ = ("_name", "_seconds", "_start")
 

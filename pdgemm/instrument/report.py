@@ -26,10 +26,11 @@ class Report(RunReport):
     `summary()` returns the figures of all ranks.  `str` is a line about this rank; on rank 0 a line that describes the
     computation stands above it, so that `print(C.report)` on all ranks prints the description once.
 
-    mover : the mover, "shift" or "reduce_scatter".   moves : redistributions to and from the algorithm's layouts.
+    mover : the name of the mover, or "shift" or "reduce_scatter".
+    moves : redistributions to and from the algorithm's layouts.
     predicted_seconds : time of the slowest rank, by the model of the machine.
     lower_bound_words : words that the busiest rank must receive, by any algorithm, without redistribution.
-    device : its name; empty on the host.   ranks_per_device : ranks on the device with most ranks.
+    device : the name of the device; empty on the host.   ranks_per_device : ranks on the device with most ranks.
 
     Of one product C := alpha A B + beta C, whose `extra_bytes` counts memory beyond A, B and C:
     inside, layers, mnk : the algorithm of each layer, the number of layers, and (m, n, k).
@@ -41,8 +42,8 @@ class Report(RunReport):
 
     Of a factorisation, a solution, or a function that works in steps:
     what : the computed formula, with shapes.
-    rcond : for a solution, an estimate of 1 / (|A|_1 |A^-1|_1), for the A that was factored, which `solve` may have
-        scaled; else None.
+    rcond : for a solution, an estimate of 1 / (|A|_1 |A^-1|_1), where A is the matrix that was factored; `solve` may
+        have scaled it before.  None for other computations.
     steps : the reports whose sum this report is, if several algorithms ran one after another.
     """
 

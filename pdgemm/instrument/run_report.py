@@ -58,7 +58,8 @@ class RunReport(InNotebook):
     extra_bytes, predicted_extra_bytes : the memory of buffers beyond the matrices; for several steps, the maximum.
     vectors : the part of `counted` and `predicted` that belongs to reductions: norms, diagonals, sums of columns.
 
-    Of a redistribution or a reduction: `name`, of the matrix or the reduction, and the layouts `source` and `target`.
+    Of a redistribution or a reduction: `name`, the name of the matrix or of the reduction; `source` and `target`, the
+    layouts.
 
     Of a run that computes; the seconds of redistributions are not part of its phases:
     flops : operations of all ranks together.   compute_seconds, pack_seconds : times of this rank.
@@ -72,8 +73,10 @@ class RunReport(InNotebook):
 
     Of a load or save, where bytes are the total of all ranks:
     action, path, name, method : "read" or "wrote"; the file; its dataset, empty for a .npy file; the method of access.
-    shape : shape of the matrix in the file: one number for a vector.   part : the rows and columns read, or None.
-    checksum : recorded with the dataset, or None.   generation, names : of `save_all`, with the names of matrices.
+    shape : shape of the matrix in the file: one number for a vector.
+    part : the rows and columns that were read; None: all of it.
+    checksum : the checksum that is stored with the dataset; None: there is none.
+    generation, names : only of `save_all`: the number of the saved generation, and the names of its matrices.
 
     Of A = Q R of a tall matrix, and of functions that use it:
     method    : "cholesky" (CholeskyQR2, with a third pass where the first one was shifted or inaccurate), or "tsqr".
@@ -83,7 +86,7 @@ class RunReport(InNotebook):
 
     Of a function of a matrix, the same on every rank:
     steps    : number of iterations, of passes over a file, or of the steps that the docstring of the function names.
-    products : calls of `pdgemm`.   checks : checksums of all products, with `protect`; other steps are not compared.
+    products : calls of `pdgemm`.   checks : checksums of all products, if `protect` is given; other steps have none.
     facts    : numbers, and lists of numbers, that the function has measured or estimated, by name.
     Flops, words and bytes are sums over products, factorisations, solves with matrices, and redistributions; the words
     include those of norms and diagonals.
@@ -262,7 +265,9 @@ def traffic_of(report: RunReport) -> str:
 
 
 def summed(reports: Sequence[RunReport], vectors: VectorTraffic | None = None) -> dict[str, Any]:
-    """Return the sums, and for bytes the maxima, of the figures of the steps; moves have no phases or flops.
+    """Return the sums of the figures of the reports; of the bytes of buffers, the maxima.
+
+    Reports of moves have no phases and no flops, and add nothing to these.
 
     vectors : the traffic of all reductions, including those of the steps; None: there are no other reductions.
     """

@@ -62,17 +62,22 @@ class Steps:
         return vectors_so_far() - self._vectors
 
     def after(self, report: Any) -> Callable[[], Any]:
-        """Return a function that returns `report`, of an algorithm that ran between the steps, plus their sums."""
+        """Return a function that returns `report` with the sums of the steps so far added to it.
+
+        report : of an algorithm that ran between the steps, or a function that returns such a report.
+        """
         reports, vectors = self.reports, self.vectors
         return lambda: (report() if callable(report) else report).after([make() for make in reports], vectors)
 
 
 def total(steps: Sequence[Callable[[], Any]], vectors: VectorTraffic, seconds: float, **changes: Any) -> Report:
-    """Return the sum of the reports that `steps` return; the sum is that of a product if all are products.
+    """Return the sum of the reports that `steps` return.
 
+    If all steps are products, and `changes` does not contain `what`, the sum is the report of a product.
     vectors : traffic of all reductions, including those of the steps.   seconds : time of all steps.
-    changes : values of other figures; if `what` is one, the sum is not that of a product.
-    Figures that are not sums, such as the grid, are those of the first algorithm that is not a product, if any.
+    changes : values of other figures.
+    Figures that are not sums, such as the grid, are those of the first algorithm that is not a product; if all
+    algorithms are products, they are those of the first product.
     """
     reports = [step() for step in steps]
     algorithms = [x for x in reports if isinstance(x, Report)]

@@ -51,8 +51,8 @@ class Ending:
 def vector_operand(name: OperandName, x: Layout, C: Layout) -> EpilogueOperand:
     """Return x, 1 x n (or m x 1), as an operand for C, m x n: each rank receives x for its columns (or rows) of C.
 
-    The source has x once for each row of C's grid, on the owners of x.  So the exchange sends each element of x once
-    to each row of C's grid.
+    The source of the exchange has one copy of x for each grid row of C, all on the owners of x.  So the exchange sends
+    each element of x once to each grid row.
     """
     if x.distribution.shape != (1, C.distribution.shape[1]):
         return EpilogueOperand(name, *(y.T for y in vector_operand(name, x.T, C.T)[1:]))

@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 50  # bytes of the local array of a rank
 
 
 def _known() -> dict[type[Product], Any]:
-    """Return the struct type that JSON has for each class of product."""
+    """Return, for each class of product, the msgspec struct as which a plan with such a product is saved."""
     return {
         kind: msgspec.defstruct(
             kind.__name__,

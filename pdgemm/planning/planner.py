@@ -150,7 +150,7 @@ def panel_width(
     """Return the width of the widest panel: the requested one or a default, limited so that integer sums stay exact.
 
     itemsize : bytes of an element of the operands on a device; 0: they are on the host.
-    triangle : one triangle of C is formed, in smaller rectangles, where BLAS is faster with wider panels.
+    triangle : only one triangle of C is formed.  Its rectangles are smaller, so BLAS needs wider panels to be fast.
     compute : the type to which operands are rounded, or the name of an emulation.
     """
     on_host = PANEL_WIDTH if machine.ranks_per_node is None else PANEL_WIDTH_BETWEEN_NODES
@@ -163,7 +163,7 @@ def panel_width(
 
 
 def panels_ahead(requested: int | None, machine: Machine, on_device: bool = False) -> int:
-    """Return the lookahead, the number of panels in flight behind the one in use: as requested, or a default."""
+    """Return the lookahead, as requested or a default: the number of panels in flight while an earlier one is used."""
     if requested is not None:
         return requested
     return 1 if machine.ranks_per_node is None or on_device else LOOKAHEAD_BETWEEN_NODES
@@ -195,7 +195,7 @@ def fits_in_memory(plan: ProductPlan, limit: int | None) -> bool:
 
 
 def fit(plan: ProductPlan, limit: int | None) -> ProductPlan:
-    """Return the plan with as much workspace as the limit allows, or with the least workspace if this is more."""
+    """Return the plan with as much workspace as the limit allows; if none fits the limit, with the least workspace."""
     if limit is None or plan.extra_bytes(None) <= limit:
         return plan
 

@@ -55,7 +55,8 @@ class Problem:
 
     size      : number of ranks of the communicator; the layouts use the rank numbers of this communicator.
     beta_is_zero : beta is 0, and C is not read.
-    mover     : one of MOVERS, or "auto": if panels are sent as messages, the model chooses one of `movers`.
+    mover     : one of MOVERS, or "auto".
+    movers    : the movers from which the model chooses if `mover` is "auto" and panels are sent as messages.
     algorithm : one of `algorithm_choices()`.   shape, layers : the requested grid; None: any.
     """
 
@@ -197,7 +198,10 @@ def lay_out(problem: Problem, A: Laid, B: Laid, C: Laid) -> tuple[Layout, Layout
 
 
 def brought(x: Layout, distribution: Distribution, rank_map: tuple[int, ...], dtype: np.dtype | None = None) -> Layout:
-    """Return the layout of x on this distribution; if the owners differ, the layout of a copy of x of type `dtype`."""
+    """Return the layout of x on this distribution.
+
+    If elements change their owners, it is the layout of a copy of x, of type `dtype`.
+    """
     there = replace(x, distribution=distribution, rank_map=rank_map)
     return there if x.same_owners(there) else replace(there, dtype=dtype or x.dtype)
 

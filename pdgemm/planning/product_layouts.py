@@ -60,7 +60,8 @@ def dims(partition: Partition, triangle: bool = False) -> tuple[BlockCyclic, Blo
 def triangle_block(n: int, pr: int, pc: int) -> int:
     """Return the block size with which one triangle of an n x n matrix is spread evenly over the ranks of a grid.
 
-    With 16 blocks or more per grid row and per grid column, the largest share is at most a sixteenth above the mean.
+    With 16 blocks or more per grid row and per grid column, a rank has at most a sixteenth more elements of the
+    triangle than the mean of all ranks.
     """
     return max(LEAST_BLOCK, min(MOST_BLOCK, n // (16 * max(pr, pc))))
 

@@ -122,7 +122,7 @@ class ProductPlan:
     # ------------------------------------------------------------------ epilogue
     @property
     def sums(self) -> Layout | None:
-        """The layout of a matrix for the sums, if an epilogue needs them in a wider type than C's; else None."""
+        """The layout of the matrix of sums, if an epilogue needs a wider type than C's for them; otherwise None."""
         C, ending = self.problem.C, self.problem.ending
         return C if ending and ending.dtype != C.dtype else None
 
@@ -160,7 +160,7 @@ class ProductPlan:
 
     @cached_property
     def staged(self) -> dict[str, Layout]:
-        """The layouts of the operands that are copied to memory that the ranks of a node share, by name."""
+        """The layouts, by name, of the operands that are copied to node-shared memory."""
         problem = self.problem
         stay = set(problem.outside_node_memory if self.product.exposed else ()) - {name for name, _ in self.moves}
         return {name: x for name, x in (("A", problem.A), ("B", problem.B)) if name in stay}
@@ -323,7 +323,10 @@ class ChecksumPlan:
 
     @property
     def _rounding(self) -> tuple[int, int]:
-        """The numbers of norms (rows of B, and of C on entry) and of sizes (rows of A); 0 for integers: no rounding."""
+        """The numbers of norms and of sizes by which rounding errors are bounded; both are 0 for integers.
+
+        There is a norm for each row of B and, if it is read, of C on entry; there is a size for each row of A.
+        """
         problem, (m, _, k) = self.problem, self.problem.mnk
         rounded = problem.accumulate.kind not in "iu"
         return rounded * (k + (not problem.beta_is_zero) * m), rounded * (k > 0) * m

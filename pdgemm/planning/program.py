@@ -64,7 +64,7 @@ class Program:
         return [schedule for _, stage in self.stages for schedule in stage.schedules]
 
     def simulate(self) -> Simulation:
-        """Return the simulation of all stages on all ranks, message by message; a stage starts when the last has ended.
+        """Return the simulation of all stages on all ranks, message by message; the stages run one after the other.
 
         Raises ArgumentError if there are too many messages.
         """

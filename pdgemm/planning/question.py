@@ -162,7 +162,7 @@ class Question:
 
     @property
     def least_bytes(self) -> int:
-        """The bytes per rank, A, B and C included, of the chosen plan, or the fewest that a plan needs if none fits."""
+        """The bytes per rank of the chosen plan, A, B and C included; if no plan fits, the fewest that a plan needs."""
         plan, least = best_plan(self.problem)
         return self.given_bytes + (least if plan is None else plan.extra_bytes(None))
 

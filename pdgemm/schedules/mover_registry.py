@@ -25,10 +25,9 @@ class Mover:
         is read in place in its owner's memory; "copying": it is copied from its owner's memory, and the copy is read.
     link    : the kind of link whose times are used if a machine was not measured with this mover.
     on_host : the mover works for matrices on the host, and not only for matrices on a device.
-    sender  : a function that takes the distances of receivers behind the owner of a panel, 1 to parts - 1 of `parts`
-        ranks, and returns the distances of the ranks that send the panel to these receivers.
-    hops    : a function that takes the number of ranks, and returns the number of successive messages until the last
-        rank has the panel.
+    sender  : sender(distances, parts) returns, for each receiver, the rank that sends the panel to it.  All ranks are
+        given by their distances, 0 to parts - 1, after the owner of the panel in the row or column of `parts` ranks.
+    hops    : hops(parts) returns the number of successive messages until the last rank has the panel.
     relayed : panels are read in place on each node, and relayed from node to node.
     """
 
@@ -47,7 +46,7 @@ class Mover:
         return self.by in ("reading", "copying")
 
     def senders(self, parts: int) -> np.ndarray:
-        """Return, for the ranks at distances 1 to parts - 1 behind a panel's owner, the distances of their senders."""
+        """Return, for the ranks at distances 1 to parts - 1 after a panel's owner, the distances of their senders."""
         return self.sender(np.arange(1, parts), parts)
 
 
@@ -108,7 +107,10 @@ def reads(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def fan_out(mover: Mover, parts: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the number of times that most ranks send a panel, and (distance, additional times) of the other ranks."""
+    """Return how often most ranks send a panel, and, for the other ranks, pairs (distance, additional times).
+
+    distance : the distance of such a rank after the owner of the panel.
+    """
     sent = np.bincount(mover.senders(parts), minlength=parts)
     most = int(np.bincount(sent).argmax())
     return most, [(distance, int(sent[distance]) - most) for distance in np.flatnonzero(sent != most).tolist()]

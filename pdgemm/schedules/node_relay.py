@@ -21,7 +21,7 @@ class RelayRole(NamedTuple):
 
     in_place : all ranks of the node read the whole panel in the memory of its owner.
     receiver : if not `in_place`, the rank that assembles the panel; the `readers` read it in the receiver's memory.
-    chains   : for each part of the panel, the positions that relay it; [] if `me` of `NodeLine.role` is none of them.
+    chains   : for each part of the panel, the positions that relay it; [] if this rank is not among them.
     """
 
     in_place: bool
@@ -117,10 +117,11 @@ class NodeLine:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of panels 0, 1, ..., one for each owner; arrays have an entry for each part, or for some equal parts.
+    """The parts of panels 0, 1, ...: a panel has one part for each position that owns some of it.
 
+    Each field is an array with one entry for each part, or one for several similar parts of different panels:
     panel : number of the panel, or this number modulo a common multiple of the numbers of ranks of the nodes.
-    owner : position that owns the part.   words : number of the inner indices of all parts of the entry.
+    owner : position that owns the part.   words : number of inner indices of all parts of the entry together.
     alone : the part is a whole, contiguous panel.   first : the part is the first part of its panel.
     count : number of parts of the entry; a negative entry corrects another entry that counts too many parts.
     """
@@ -173,7 +174,7 @@ def relayed(breadth: int, parts: Parts, line: NodeLine, me: int) -> Traffic:
 def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, period: int) -> tuple[Parts, Parts]:
     """Return the parts of the panels of A, and the parts of the panels of B, in `summa_steps`.
 
-    Panels of one owner pair whose numbers are equal modulo `period` share one entry.
+    Panels with the same owners in A and in B share an entry if their numbers are equal modulo `period`.
     """
     pairs = owner_pairs(inner_a, inner_b, width)
     rows: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = [], []
@@ -192,9 +193,10 @@ def parts_by_number(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int, peri
 
 
 def _classes(pairs: list[OwnerPair], period: int) -> Iterator[tuple[tuple[int, int, int], OwnerPair]]:
-    """Yield (panel number modulo `period`, inner indices, number of panels), and the owner pair of these panels.
+    """Yield classes of panels: (panel number modulo `period`, inner indices, number of panels), and their owner pair.
 
-    From one turn to the next, the number of a pair's panel grows by the number of pairs that still have panels.
+    Owner pairs take turns.  So the number of the next panel of a pair is larger than that of its last panel by the
+    number of pairs that still have panels.
     """
     before = start = 0
     for end in sorted({pair.panels for pair in pairs}):

@@ -103,8 +103,8 @@ class Staircase(NamedTuple):
 
         squares : such a tile may also be a `Tile.square` of at most `squares` rows.
         With least = 0 the diagonal does not cross any tile.  A range of rows is divided near its middle, where a block
-        ends.  If at least `least` columns of the range are wholly in the triangle, most of them are a tile: the largest
-        multiple of `REGISTERS`.
+        ends.  If at least `least` columns of the range are wholly in the triangle, they become a tile, whose width is
+        rounded down to a multiple of `REGISTERS`.
         """
         todo = [(0, len(self.ends), 0)] if len(self.ends) else []
         while todo:

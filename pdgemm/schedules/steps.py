@@ -65,7 +65,7 @@ def runs_of_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic) -> Iterator[tuple[
 class OwnerPair(NamedTuple):
     """The inner indices of one pair of owners, in A and in B, cut into panels as in `summa_steps`.
 
-    gaps : numbers, within the pair, of the indices that begin a new run in the local array of A, and of B.
+    gaps : for A and for B, the numbers, from 0, of the pair's indices at which a new run begins in the local array.
     """
 
     owners: tuple[int, int]
@@ -86,7 +86,7 @@ class OwnerPair(NamedTuple):
 def owner_pairs(inner_a: BlockCyclic, inner_b: BlockCyclic, width: int) -> list[OwnerPair]:
     """Return the owner pairs in the order in which `summa_steps` takes turns between their panels.
 
-    The time of this function depends on the number of runs, not of panels.
+    The time of this function depends on the number of runs, and not on the number of panels.
     """
     numbered = []
     for first, col, row, starts, lengths in runs_of_pairs(inner_a, inner_b):

@@ -35,7 +35,8 @@ class CollectiveRun:
 
     A rank tests and waits for the collectives of one communicator in any order, if each has its own tag.
 
-    posted : the list to which `stages` adds all its requests, if some may be in progress after they were yielded.
+    posted : a list to which `stages` adds each request that it starts.  Not needed if only the requests that were
+        yielded last can be in progress.
     """
 
     def __init__(self, comm: MPI.Comm, stages: Stages, posted: Sequence[MPI.Request] = ()) -> None:
@@ -111,7 +112,8 @@ def carry_out(
 
     comm    : the communicator in which `collective.ranks` are rank numbers.
     vectors : `collective.arrays` contiguous arrays of one dimension, with space for all parts; overwritten.
-        On entry they hold the rank's part, in a reduction its addends, on the root of a broadcast or scatter all parts.
+        On entry they hold the rank's addends in a reduction, all parts on the root of a broadcast or scatter, and
+        otherwise the rank's part.
         On exit they hold the parts that the operation assigns to the rank; other parts have intermediate values.
         Arrays on a device are copied through the host.
     counted : the traffic to which words and messages are added.
@@ -141,8 +143,8 @@ def all_to_all(
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts from all ranks.  Collective.
 
-    wait : function that waits for a list of transfers, here for the collective, and tests other messages meanwhile,
-        such as `Transfers.wait`.  None: wait only for the collective.
+    wait : function that waits for a list of transfers, and tests other messages meanwhile, such as `Transfers.wait`; it
+        is called with the collective.  None: other messages are not tested.
     tag : differs from those of all other collectives in progress on `comm`.
     into : contiguous arrays in which the parts of all ranks are received; None: they are allocated.
 
@@ -227,8 +229,9 @@ def _by_messages(
 class _InPlace:
     """A collective that reads parts in the vectors of the other ranks, and adds them in the order of a tree.
 
-    A rank sends three signals: its addends may be read; its part of the sum may be read, and it has read the addends of
-    others; it has read all parts, so the others may overwrite their vectors.
+    A rank sends up to three signals to each other rank.  The first one: its addends may be read.  The second: its part
+    of the sum may be read, and it has read the addends of others.  The last: it has read all parts, so the others may
+    overwrite their vectors.
 
     vectors : the vectors of all ranks, in the order of `collective.ranks`.
     """
@@ -318,14 +321,14 @@ def _packed(places: list[Parts]) -> np.ndarray:
 
 
 def _buffer(places: list[Parts], adds: bool) -> np.ndarray:
-    """Return the receive buffer of a message for views: a single view itself, unless its message is added to it."""
+    """Return the receive buffer of a message for views: the view itself if it is the only one, and nothing is added."""
     flat = _flat(places)
     return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # as in _add_as_tree
 def _arrived(places: list[Parts], data: np.ndarray, adds: bool, join: Join | None, before: bool) -> None:
-    """Copy, add or join a message into the views `places`.   before : it is from an earlier rank than this one."""
+    """Copy, add or join a message into the views `places`.   before : its sender is an earlier rank than this one."""
     if not adds and len(_flat(places)) == 1:
         return  # the message was received in place
     at = 0

@@ -119,7 +119,7 @@ class RoutineCall:
 
 @dataclass(frozen=True)
 class Letter(Kind):
-    """An option, of which the first character counts.   if_complex : the letters of complex types, if these differ."""
+    """An option; only its first character counts.   if_complex : the letters of complex types, if these differ."""
 
     passed = str
     letters: str
@@ -135,7 +135,7 @@ class Letter(Kind):
 
 @dataclass(frozen=True)
 class Size(Kind):
-    """An extent, which is at least 0.   most : the name of an extent that it does not exceed."""
+    """An extent, at least 0.   most : the name of another extent; this extent is not larger."""
 
     most: str = ""
 
@@ -171,8 +171,9 @@ class Scalar(Kind):
 class Submatrix(Kind):
     """The arguments a, ia, ja and desca of sub(A).
 
-    rows, cols : the names of its extents; with op, the name of a letter, these are the extents of op(sub(A)).
-    wanted     : the name of a letter; the function gets None, and the arguments are ignored, if the letter is not "V".
+    rows, cols : the names of the extents of sub(A) or, if `op` is given, of op(sub(A)).
+    op         : the name of the letter, "N", "T" or "C", that says what op is.
+    wanted     : the name of a letter.  If the letter is not "V", the arguments are ignored, and the function gets None.
     updated    : the routine writes to sub(A).
     """
 
@@ -226,8 +227,8 @@ def family(
 ) -> tuple[Callable[..., Result], ...]:
     """Return the routines that a function declares, one for each element type.
 
-    routine, types : the name, and the replacements of its "?", whose first character is the element type.
-    check          : function that checks a call on all processes together.
+    routine : the name, with a "?".   types : the replacements of the "?"; each begins with the element type's letter.
+    check   : function that checks a call on all processes together.
     """
     declared = signature(function, eval_str=True)
     kinds, fortran = dict[str, Kind](), dict[str, Any]()

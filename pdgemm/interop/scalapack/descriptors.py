@@ -87,11 +87,11 @@ class Descriptor(NamedTuple):
         )
 
     def wrong(self, least: int, lld: Literal["any", "held", "rows"]) -> tuple[str, int, str] | None:
-        """Return the first illegal entry: its name, its number from 1, and its rule; or None.
+        """Return the name, the number from 1, and the rule of the first illegal entry; None if all entries are legal.
 
         least : the minimum of M_ and N_.
-        lld   : the minimum of LLD_: 1 for "any"; the number of local rows for "rows"; for "held" this number on
-            processes that have local columns, and 1 on others.
+        lld   : the minimum of LLD_.  "any": 1; "rows": the number of local rows; "held": the number of local rows on
+            processes that have local columns, and 1 on other processes.
         """
         grid = grid_of_context(self.CTXT_)
         pr, pc = (1, 1) if grid is None else grid.shape

@@ -78,7 +78,7 @@ def p_evr(
 
     range  : "A" all eigenvalues; "V" those in the interval (vl, vu]; "I" numbers il to iu, from 1, in ascending order.
     vl, vu, il, iu : ignored where `range` makes no use of them.
-    w      : local array of n real numbers, of which the first M are the eigenvalues.
+    w      : local array of n real numbers; the first M become the eigenvalues.
     z, iz, jz, descz : sub(Z) is n x n, and its first NZ columns are overwritten with the eigenvectors.
 
     Returns INFO, which is 0; M, the number of eigenvalues; and NZ, the number of eigenvectors: M, or 0 for jobz = "N".
@@ -104,7 +104,7 @@ def _eigenpairs(uplo: str, A: DistMatrix, w: VectorArgument, Z: DistMatrix | Non
 
 
 def _of_triangle(A: Any, **how: Any) -> Any:
-    """Return the result of `eigh`, without its warning where the triangle that is not read does not match."""
+    """Return the result of `eigh`, without its warning that A is not Hermitian: one triangle may hold anything."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* is not Hermitian")
         return eigh(A, **how)
@@ -117,10 +117,10 @@ def p_gvd(
     """Compute the eigenvalues and eigenvectors of sub(A) v = w sub(B) v, and return INFO.  Collective.
 
     ibtype : 1: sub(A) v = w sub(B) v;  2: sub(A) sub(B) v = w v;  3: sub(B) sub(A) v = w v.
-    jobz   : "V": sub(A), n x n, is overwritten with the eigenvectors V, where V^H B V = I, and V^H B^-1 V = I for
-             ibtype 3; "N": only eigenvalues, and sub(A) is not changed.
-    uplo   : "U" or "L", the triangle of sub(A) and of sub(B) that is read; that of sub(B), Hermitian and positive
-             definite, is overwritten with its Cholesky factor, as by p?potrf.
+    jobz   : "V": sub(A), n x n, is overwritten with the eigenvectors V; V^H B V = I, or V^H B^-1 V = I if ibtype is 3;
+             "N": only eigenvalues, and sub(A) is not changed.
+    uplo   : "U" or "L", the triangle of sub(A) and of sub(B) that is read.  sub(B) is Hermitian and positive definite;
+             its triangle is overwritten with its Cholesky factor, as by p?potrf.
     w      : as in p?syevd.
 
     Returns 0, or n + i where the leading minor i of sub(B) is not positive definite; then nothing is changed.

@@ -49,7 +49,8 @@ def p_geqpf(
     accept them.
 
     The pivots are those of `pdgemm.linalg.qr`, which chooses 64 columns at a time in a random projection.  ScaLAPACK
-    chooses the longest column each time: its pivots are the same if m n <= 768^2, else larger by small factors at most.
+    chooses the longest column each time.  If m n <= 768^2, its pivots are the same.  For larger matrices its pivot
+    elements may be larger by small factors.
     Cost and error are those of `pdgemm.linalg.qr`.
     """
     if m and n:

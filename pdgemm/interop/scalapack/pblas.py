@@ -46,8 +46,9 @@ def p_tran(
     routine: str, m: Extent, n: Extent, alpha: Number, A: Annotated[DistMatrix, Submatrix("n", "m")],
     beta: Number, C: Result,
 ) -> None:  # fmt: skip
-    """Compute sub(C) := beta sub(C) + alpha sub(A)^T, or ^H for p?tranc, m x n.  Collective over the context.
+    """Compute sub(C) := beta sub(C) + alpha sub(A)^T; p?tranc takes sub(A)^H.  Collective over the context.
 
+    m, n : sub(C) is m x n, and sub(A) n x m.
     Each element that moves to another process is sent once.  Arguments and errors are those of p?gemm.
     """
     redistribute(A.H if routine.endswith("C") else A.T, C, alpha=alpha, beta=beta)

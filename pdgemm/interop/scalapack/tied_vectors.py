@@ -20,8 +20,8 @@ class Vector(Kind):
     of       : the name of sub(A).
     elements : "index": numbers of rows or columns of A, from 1; "number": of A's type; "real": of the type of its real
                part.
-    axis     : 0: entry l belongs to local row l of A, from the first row of sub(A) on; 1: to local column l likewise;
-               None: all processes have all entries.
+    axis     : 0: entry l belongs to local row l of A, from the first row of sub(A) on; 1: entry l belongs to local
+               column l, from its first column on; None: all processes have all entries.
     length   : the name of the argument that is the global number of entries; "": the smaller extent of sub(A).
     updated  : the routine writes to it.
     """

@@ -15,7 +15,7 @@ from pdgemm.planning.machines.machine import CUDA, KINDS, Link, Machine
 class Constants(NamedTuple):
     """The fitted constants of an accelerator, in addition to its maker's numbers.
 
-    share : flops per second of a large product / peak.   half : the dimension of a product that reaches half of them.
+    share : rate of a large product / peak rate.   half : the dimension of a product that reaches half of this rate.
     memory : bytes per second of elementwise functions.   link : bytes per second of a rank to others of its node.
     overlap : the fraction of tensor-parallel and data-parallel transfers that the software hides behind products.
     """

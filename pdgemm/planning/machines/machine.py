@@ -56,7 +56,7 @@ class Machine:
         GPUs also "ipc" and "nccl", if these were measured.
     inter  : links between nodes; beta is the time per byte of a whole node, because its ranks share its bandwidth.
     gamma  : real flops per second of a rank by type and by the smallest dimension of a product, copies not included.
-    copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and BLAS copies operands of a product.
+    copy_bandwidth : bytes per second at which a rank packs, copies or reduces, and at which BLAS copies operands.
     first_touch_bandwidth : bytes per second when a rank writes newly allocated pages.
     overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
     panel_overhead : seconds of each panel in addition to its transfers and its product.
@@ -67,11 +67,11 @@ class Machine:
         an optimizer's update with its norm; a missing function takes the time of its memory passes.
     linear : real flops per second of a rank in the three products of a linear layer of many rows, by the least
         dimension of its weights, float32, copies not included; empty: the rates of gamma.
-    calls : fixed overhead in seconds, without computing, of one "layer" of a network and of its "ends" (embedding and
-        loss), forward and backward, and of an "update" of the optimizer, each on one rank; 0 for missing names
-        (on devices all).
-    line_calls : the same overhead of ranks that share a layer (tensor parallelism) or an update, with the latencies of
-        their messages.
+    calls : seconds on one rank, besides computing, by name: "layer", one layer of a network, forward and backward;
+        "ends", its embedding and loss, forward and backward; "update", one update of the optimizer.  Missing names
+        have 0 seconds; on devices all are missing.
+    line_calls : the same seconds if several ranks share a layer (tensor parallelism) or an update; they include the
+        latencies of messages between these ranks.
     """
 
     name: str = "default"
@@ -128,7 +128,10 @@ class Machine:
 
     @staticmethod
     def _at(table: Mapping[int, float], size: int) -> float:
-        """Return the rate of a table at a size: interpolated in log-log scale, below the table proportional to size."""
+        """Return the rate of a table at a size, interpolated in log-log scale.
+
+        For sizes below the table, the rate is proportional to the size.
+        """
         sizes = sorted(table)
         if size >= sizes[-1]:
             return table[sizes[-1]]
@@ -301,7 +304,10 @@ def machine_at_hand(gpus: bool = False, staged: bool = False) -> Machine:
 
 
 def named_by_variable(gpus: bool) -> Machine | None:
-    """Return the first machine without GPUs, or with GPUs, in the files that PDGEMM_MACHINE names; else None."""
+    """Return the first machine with GPUs (if not `gpus`, without GPUs) in the files that PDGEMM_MACHINE names.
+
+    None if there is no such machine.
+    """
     return next((machine for machine in _named() if (machine.device == CUDA) == gpus), None)
 
 

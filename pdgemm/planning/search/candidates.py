@@ -66,7 +66,7 @@ def _of_collective(problem: Problem, suitable: Iterator[Arrangement]) -> Iterato
 
 
 def arrangements_in_place(problem: Problem) -> Iterator[Arrangement]:
-    """Yield the arrangements without redistribution, if A, B and C are on one grid of all ranks; else nothing."""
+    """If A, B and C are on one grid of all ranks, yield the arrangements without redistribution."""
     C, request = problem.C, problem.request
     shape = pr, pc = C.distribution.grid_shape
     alike = problem.A.grid == problem.B.grid == C.grid and pr * pc == problem.size and not problem.ideal

@@ -1,9 +1,9 @@
 """The grids Pr x Pc x c that partition a product m x n x k among P ranks, compared by formula.
 
 Every rank multiplies a block of ceil(m/Pr) x ceil(n/Pc) x (k/c): the rank needs the parts of A and B that the other
-ranks of its grid row and grid column hold, and its partial sum of C is reduced over the layers.  On one partition all
-algorithms send the same words; they differ in messages and memory.  The time of the search depends on P only through
-the number of grids.
+ranks of its grid row and grid column hold, and its partial sum of C is reduced over the layers.  On the same partition
+all algorithms send the same words; they differ in messages and memory.  The time of the search depends on P only
+through the number of grids.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ class Partition:
 
 
 def inner_blocks(pr: Any, pc: Any) -> Any:
-    """Return the number of inner blocks of a layer, which is a multiple of max(pr, pc).
+    """Return the number of inner blocks of a layer, a multiple of max(pr, pc).
 
-    The shorter side of the grid shares the blocks almost evenly: at most the share `IDLE` is lost, if possible.
+    So max(pr, pc) owners have equally many blocks.  If possible, the number is chosen such that min(pr, pc) owners have
+    almost equally many, too: the largest share is at most `IDLE` above the mean.
     """
     long, short = np.maximum(pr, pc), np.minimum(pr, pc)
     best, least = long, np.ceil(long / short) * short / long  # exact below 2^53
@@ -81,7 +82,8 @@ def inner_blocks(pr: Any, pc: Any) -> Any:
 def _row_shares(m: int, n: int, pr: np.ndarray, pc: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return the number of parts into which c layers divide the rows of a block of C, with the least padding.
 
-    In a tie, the layers divide the columns: each layer then has a part of the few rows that are reduced at a time.
+    If several numbers need equally little padding, layers divide the columns rather than the rows.  Each layer then has
+    a part of the few rows that are reduced at a time.
     """
     different, which = np.unique(c, return_inverse=True)
     root = np.array([near_root(x) for x in different.tolist()], int)[which]
@@ -113,7 +115,7 @@ def divisor_like(total: int, most: int) -> np.ndarray:
 def grids(
     m: int, n: int, k: int, ranks: int, layers: int | None = None, shape: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Return all maximal grids Pr, Pc, c, one per row: no dimension of such a grid can be larger.
+    """Return all maximal grids as an array with a row Pr, Pc, c for each: none of the three can be larger.
 
     layers, shape : the requested number of layers and grid; None: any.
     """
@@ -198,8 +200,8 @@ def best_grids(
 class GridCandidate(NamedTuple):
     """A grid for an algorithm.
 
-    partition : Pr x Pc x layers; for "stationary_a" Pr x 1 x Pc, because the columns of its grid divide k; in a search
-                for C^T = B^T A^T, the partition of that product.
+    partition : Pr x Pc x layers.  For "stationary_a" it is Pr x 1 x Pc, because the columns of its grid divide k.  In a
+                search for C^T = B^T A^T, it is the partition of that product.
     inside    : algorithm of a layer, "summa" or "cannon"; "" for an algorithm without layers.
     """
 

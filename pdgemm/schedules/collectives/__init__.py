@@ -1,5 +1,6 @@
 """All-reduce, reduce, reduce-scatter, all-gather, all-to-all, broadcast, scatter and gather, by several algorithms.
 
-A collective yields its messages step by step: source rank, target rank, range of parts, and whether the target adds
-these parts; so the order of sums is fixed.  `vectors` reduces a matrix to a vector.
+A collective yields its messages step by step.  A step states the source rank, target rank and range of parts of each
+message, and whether the targets add the parts that they receive.  These steps fix the order of all additions.
+`vectors` reduces a matrix to a vector.
 """

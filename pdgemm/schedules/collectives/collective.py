@@ -42,8 +42,9 @@ class Collective(LineSchedule):
         target, ordered by source.
     node   : a number for the node of each rank; empty where all ranks are on one node.
     arrays : the number of vectors that are cut into these parts; each message carries parts of all vectors.
-    mover  : "ring": parts are sent.  "shared", by the algorithm "pairwise": parts are read in place, in memory that all
-        ranks share, after signals; further signals say that the reads are complete.  Addends are added as a tree.
+    mover  : "ring": parts are sent.  "shared", only with the algorithm "pairwise": parts are read in place, in memory
+        that all ranks share.  Signals say that parts may be read, and that reads are complete.  Sums are formed as in a
+        binary tree.
 
     A sum is bitwise the same on all ranks and in all runs: the order of its addends depends only on the algorithm and
     the number of ranks, and in each addition the left addend is that of the earlier rank.
@@ -111,7 +112,7 @@ class Collective(LineSchedule):
         return [RankStep.of(self, step, place) for step in self.steps()]
 
     def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages of a rank from its steps; sums over `rounds` would need all ranks' messages."""
+        """Return the words and messages of a rank, from its own steps: this is faster than a sum over `rounds`."""
         steps = self.messages_of(self.ranks.index(rank)) if rank in self.ranks else []
         sent = [words for step in steps for words in step.sent_to.values()]
         received = [words for step in steps for words in step.received_from.values()]
@@ -123,7 +124,7 @@ class Collective(LineSchedule):
         return Traffic(sum(sent), sum(received), *messages)
 
     def words_of(self, step: CollectiveStep) -> np.ndarray:
-        """Return the words of each entry of a step."""
+        """Return the number of words that each entry of a step carries."""
         parts, ends, length = len(self.counts), step.first + step.number, int(self.offsets[-1])
         return (self.offsets[ends % parts] + length * (ends // parts) - self.offsets[step.first]) * self.arrays
 
@@ -160,7 +161,11 @@ class Collective(LineSchedule):
 
 
 class RankStep(NamedTuple):
-    """The messages of a rank in a step: the ranges (first, number) of parts, and the words, by place of the peer."""
+    """The messages of a rank in a step, by the place of the other rank.
+
+    sent, received : the ranges (first, number) of parts.   sent_to, received_from : the words.
+    adds : the rank adds the received parts to its parts; otherwise it overwrites its parts with them.
+    """
 
     sent: dict[int, list[tuple[int, int]]]
     received: dict[int, list[tuple[int, int]]]
@@ -215,14 +220,14 @@ def algorithms(operation: str) -> dict[str, CollectiveAlgorithm]:
 
 
 def even_parts(words: int, ranks: int) -> tuple[int, ...]:
-    """Return the words of each of `ranks` parts, which differ by one word at most, the larger parts first."""
+    """Return the sizes of `ranks` parts of `words` words: they differ by at most one word, the larger parts first."""
     each, more = divmod(words, ranks)
     return (each + 1,) * more + (each,) * (ranks - more)
 
 
 @cache
 def sum_of_numbers(numbers: int, ranks: int) -> Collective:
-    """Return the collective that sums a few float64 numbers of ranks 0 to `ranks` - 1, to the same bits on all."""
+    """Return the collective that sums a few float64 numbers of ranks 0 to `ranks` - 1; all get the same bits."""
     counts = (numbers,) + (0,) * (ranks - 1)
     return Collective("all_reduce", "doubling", tuple(range(ranks)), counts, np.dtype(np.float64))
 
@@ -237,7 +242,7 @@ def sum_of_array(words: int, ranks: int, dtype: np.dtype) -> Collective:
 def _by_members(
     *phases: Callable[[np.ndarray, np.ndarray], CollectiveSteps],
 ) -> Callable[[Collective], CollectiveSteps]:
-    """Return a function that yields the steps of all phases, one phase after the other; rank i owns part i."""
+    """Return the function `steps` of an algorithm in which rank i owns part i: one phase runs after the other."""
 
     def steps(collective: Collective) -> CollectiveSteps:
         places = np.arange(len(collective.ranks))

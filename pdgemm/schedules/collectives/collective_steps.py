@@ -49,7 +49,7 @@ def side_by_side(*groups: CollectiveSteps) -> CollectiveSteps:
 
 # ---------------------------------------------------------------- rings
 def ring_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send each part once around the ring; each member adds its own addend, the owner last: x_i+1 + ... + x_i."""
+    """Send each part once around the ring, from the member after its owner to its owner; members add their addends."""
     p = len(members)
     for step in range(p - 1):
         yield _owned(members, np.roll(members, -1), cuts, (np.arange(p) - step - 1) % p, adds=True)
@@ -133,7 +133,10 @@ class _Folded:
 
 
 def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send the partner half of the parts that the sender still sums; these become half in each step (Rabenseifner)."""
+    """Send each partner, the farthest first, the parts that the partner will sum (Rabenseifner).
+
+    The number of parts that a member still sums halves in each step.
+    """
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))
     for distance in powers_below(folded.size)[::-1]:
@@ -143,10 +146,11 @@ def halving_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveS
 
 
 def nearest_reduce_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send each partner, the nearest first, the parts that the partner still sums; their number halves in each step.
+    """Send each partner, the nearest first, the parts that the partner will sum.
 
-    The sums are formed as in a binary tree over the members.  Twice as many members, each with half of the addends,
-    give the same bits if each member sums its addends in a binary tree, too.
+    The number of parts that a member still sums halves in each step.  The sums are formed as in a binary tree over the
+    members.  If the addends are spread over twice as many members, and each member adds its addends up in a binary
+    tree, too, the sums have the same bits.
     """
     folded = _Folded(members, cuts)
     yield from folded.fold(int(cuts[-1]))
@@ -167,7 +171,10 @@ def nearest_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps
 
 
 def halving_doubling_all_reduce(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """All-reduce by halving and doubling; members beyond a power of two only send vectors first, and get sums last."""
+    """All-reduce by halving and doubling among a power of two of members.
+
+    Each further member only sends its vector to one of these at the beginning, and receives the sum from it at the end.
+    """
     folded, parts = _Folded(members, cuts), int(cuts[-1])
     yield from folded.fold(parts)
     halves = [CollectiveStep(*folded.halves(distance), adds=True) for distance in powers_below(folded.size)[::-1]]
@@ -244,7 +251,7 @@ def flat_scatter(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
 
 # ---------------------------------------------------------------- all-to-all: member s sends part s p + t to member t
 def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send from each member to the member 1, 2, 3, ... places behind it: the fewest words possible."""
+    """Send from each member to the member 1, 2, 3, ... places after it: the fewest words possible."""
     p, at = len(members), np.arange(len(members))
     for distance in range(1, p):
         to = (at + distance) % p
@@ -252,7 +259,11 @@ def pairwise_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveStep
 
 
 def bruck_all_to_all(members: np.ndarray, cuts: np.ndarray) -> CollectiveSteps:
-    """Send parts 1, 2, 4, ... places on, many in one message: the fewest messages possible (Bruck et al. 1997)."""
+    """Send parts to the member 1, 2, 4, ... places after the sender, many in one message (Bruck et al. 1997).
+
+    A part is sent in the steps whose distances add up to the distance from its first to its last member.  No algorithm
+    has fewer messages.
+    """
     p, at = len(members), np.arange(len(members))
     for distance in powers_below(p):
         far = np.arange(p)[np.arange(p) & distance > 0]  # total distances of the parts that move in this step

@@ -88,7 +88,7 @@ def reduction_stages(
 
     rank_map : the ranks of the grid positions, row by row; the others of the `size` ranks are idle, and get the result.
     axis     : 0: reduce each column, 1: each row, None: all elements.
-    arrays   : number of values for each column.
+    arrays   : number of values that are reduced for each column (row).
 
     With axis 0, the ranks of a grid column reduce up a tree, always in the same order, and broadcast the result; then
     the ranks of each grid row all-gather the results of the grid columns.  At the end the idle ranks get the result.
@@ -146,7 +146,7 @@ def diagonal_gather(layout: Layout, size: int, offset: int, length: int) -> tupl
 
 @lru_cache(maxsize=64)
 def vector_to_all(size: int, words: int, dtype: np.dtype, sums: bool) -> ToAllRanks:
-    """Return the broadcast of rank 0's vector to `size` ranks, or with `sums` the all-reduce of all ranks' vectors."""
+    """Return the broadcast of rank 0's vector to `size` ranks; if `sums`, the all-reduce of the ranks' vectors."""
     trees = (
         Collective(operation, "tree", (*range(size),), (words,) + (0,) * (size - 1), dtype)
         for operation in ("reduce", "broadcast")[1 - sums :]

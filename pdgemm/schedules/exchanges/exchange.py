@@ -109,10 +109,10 @@ class Redistribution(Schedule):
 
     @abstractmethod
     def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterable[Block]:
-        """Yield the blocks of X on `rank`: one for each array of Y, of any rank, that has elements in common.
+        """Yield a block of X on `rank` for each array of Y, on any rank, that receives elements of this rank's X.
 
-        by_target : yield the blocks of Y on `rank` instead, one for each array of X.
-        form : is applied to the maps of rows and of columns, which map indices of X to indices of Y.
+        by_target : yield instead a block of Y on `rank` for each array of X from which this rank's Y gets elements.
+        form : is applied to the two index maps of a block, which map rows (columns) of X to rows (columns) of Y.
         """
 
     @remembered_if(_worth_keeping)
@@ -147,7 +147,10 @@ class Redistribution(Schedule):
         return Traffic(sent[0], received[0], sent[1], received[1])
 
     def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
-        """Yield the tiles of a block, of at most `words` elements (default: a message), in one order for all ranks."""
+        """Yield the tiles of a block, in the same order on all ranks.
+
+        words : the most elements of a tile; 0: as many as in a message.
+        """
         rows, cols = block.shape
         tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
         columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
@@ -274,7 +277,7 @@ class Exchange(Redistribution):
         return total
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
-        """Return the words and messages of the blocks of rows[p] x cols[q], except at the rank's position `own`."""
+        """Return the words and messages of the blocks rows[p] x cols[q], for all (p, q) but `own`."""
         shapes = np.stack(np.broadcast_arrays(rows[:, None], cols[None, :]))
         if own[0] >= 0:
             shapes[:, own[0], own[1]] = 0
@@ -329,7 +332,7 @@ def plan_exchange(
     staged: bool = False,
     nccl: bool = False,
 ) -> Exchange:
-    """Return an exchange with messages as long as cache and `memory_limit` allow, but of at least one element.
+    """Return an exchange; its messages have as many elements as cache and `memory_limit` allow, and at least one.
 
     memory_limit : bytes for the buffers of a rank; None: no limit.
     """
@@ -340,7 +343,7 @@ def plan_exchange(
 
 
 def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExchange:
-    """Return the exchange `one`, which has one-element messages, with messages as in `plan_exchange`."""
+    """Return `one`, whose messages have one element, with messages that are as long as in `plan_exchange`."""
     most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))

@@ -16,8 +16,9 @@ from pdgemm.support.remembered import remembered
 class InheritedExchange(Exchange):
     """An exchange from the local arrays of a first, larger communicator to a second communicator, as a value.
 
-    source  : layout of the matrix on the first communicator, in ranks of the first communicator.
-    target  : layout on the second communicator, of `size` ranks, which carries out the exchange.
+    The second communicator has `size` ranks, and carries out the exchange.
+    source  : layout of the matrix on the first communicator; it uses the ranks of the first communicator.
+    target  : layout of the matrix on the second communicator.
     holders : for each rank of the first communicator, the rank of the second that holds its local array.
     """
 

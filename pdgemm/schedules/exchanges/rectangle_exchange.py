@@ -86,7 +86,10 @@ class RectangleExchange(Redistribution):
                     yield Block(peer, row_map, col_map, part)
 
     def _maps(self, dim: BlockCyclic, ends: tuple[int, int], part: int | None = None) -> Iterator[tuple[int, IndexMap]]:
-        """Yield the parts (or only `part`) that own indices of the range `ends`, and the map from source to target."""
+        """Yield each part that owns indices of the range `ends`, and their map from source to target.
+
+        part : the only part to yield; None: all parts.
+        """
         length = ends[1] - ends[0]
         if not length:
             return

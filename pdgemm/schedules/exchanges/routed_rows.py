@@ -17,7 +17,7 @@ from pdgemm.schedules.schedule import Buffers
 class RoutedRows(Selection):
     """The exchange of rows between a matrix and buffers of rows on the ranks that own the rows' groups.
 
-    inward : from the matrix to the groups; else from the groups to the matrix.
+    inward : True: from the matrix to the groups; False: from the groups to the matrix.
     """
 
     inward: bool = field(kw_only=True)
@@ -46,8 +46,9 @@ def plan_routed(
 ) -> RoutedRows:
     """Return an exchange of whole rows, whose messages fit in cache.
 
-    matrix : layout of the matrix.   rows : pairs of a row of the matrix and a row of the groups, or the reverse.
-    counts : each rank's number of rows in all its groups, from rank 0 on.   dtype : the type of these rows.
+    matrix : layout of the matrix.   inward : as in `RoutedRows`.
+    rows   : pairs of a row of the matrix and a row of the groups; if not `inward`, the row of the groups is first.
+    counts : the number of rows in all groups of rank 0, of rank 1, and so on.   dtype : the type of these rows.
     """
     size, width = len(counts), matrix.distribution.shape[1]
     there = Distribution(UnevenBlocks.of(counts), BlockCyclic(width, max(1, width), 1))

@@ -85,15 +85,18 @@ class OneSide(NamedTuple):
 
 @dataclass(frozen=True)
 class BidiagonalBandSchedule(PanelSchedule):
-    """The reduction of A to an upper band: in turn, panels of columns and of rows are factored, and reflect the rest.
+    """The reduction of A to an upper band: panels of columns and panels of rows are factored in turn.
 
-    A panel of columns, from its diagonal block on, is all-gathered and factored into (I - V T V^H) R.  The ranks of a
-    grid column sum V^H A for their columns, and subtract V T^H V^H A.  Then the transpose of the panel's rows, behind
-    its diagonal block, is factored in the same way; the ranks of a grid row sum V^H A^T for their rows, and subtract
-    V T^H V^H A^T from A^T.
+    The reflections of each panel are applied to the rest of A.
+
+    A panel of columns, from its diagonal block down, is all-gathered and factored into (I - V T V^H) R.  The ranks of a
+    grid column sum V^H A for their columns, and subtract V T^H V^H A from A.  Then the panel of rows to the right of
+    the diagonal block is transposed, and factored in the same way; the ranks of a grid row sum V^H A^T for their rows,
+    and subtract V T^H V^H A^T from A^T.
 
     A (m, n), m >= n, is in square blocks of size `width`, the number of diagonals that remain above the main one.
-    Words per rank on Pr x Pc: m n - n^2/2 + n^2/2 in panels, and at most 2 (n^2/2)/Pc + 2 (m n - n^2/2)/Pr in sums.
+    Words per rank on Pr x Pc: m n - n^2/2 in panels of columns, n^2/2 in panels of rows, and at most
+    2 (n^2/2)/Pc + 2 (m n - n^2/2)/Pr in sums.
     """
 
     algorithm = "bidiagonal band"

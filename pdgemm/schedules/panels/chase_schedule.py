@@ -27,9 +27,10 @@ class Chase:
     n, b   : order of the matrix, and number of diagonals below its main one.
     ranks  : the number of ranks, in a line.   g, T : `group` and `breadth`.
 
-    Task t of sweep s reflects rows s + 1 + t b to s + (t + 1) b.  Of each sweep s = G g + r, r < g, tile (G, x) has the
-    tasks x T - r to (x + 1) T - r - 1: so it depends only on the tiles (G, x - 1), (G - 1, x) and (G - 1, x + 1).
-    Each rank has consecutive x, with about as many tasks as the other ranks.
+    Task t of sweep s reflects rows s + 1 + t b to s + (t + 1) b.  Group G has the sweeps s = G g + r, 0 <= r < g; of
+    each of them tile (G, x) has the tasks x T - r to (x + 1) T - r - 1.  So a tile depends only on the tiles
+    (G, x - 1), (G - 1, x) and (G - 1, x + 1).  A rank has the tiles of consecutive x, in all groups; all ranks have
+    about the same number of tasks.
     """
 
     n: int
@@ -80,7 +81,7 @@ class Chase:
         return sum(len(tasks) for _, tasks in self.part(G, x))
 
     def counts(self, G: int) -> list[int]:
-        """Return the number of tasks of a group on each rank."""
+        """Return the number of tasks of group G on each rank."""
         return [sum(self.count(G, x) for x in range(lo, hi)) for lo, hi in pairwise(self.cuts)]
 
     def tiles(self, rank: int) -> Iterator[tuple[int, int]]:
@@ -175,7 +176,8 @@ class BackChaseSchedule(PanelSchedule):
     """The reflections of a chase, applied to a matrix X (n, k) with each column on one rank.
 
     A      : the layout of X, on a grid of one row.   width : the number of diagonals of the band below the main one.
-    Groups of 32 sweeps are all-gathered, the last ones first, and applied to all columns of a rank by products.
+    The reflections of about 32 sweeps at a time, the last sweeps first, are all-gathered; each rank applies them to its
+    columns by products.
     """
 
     chased: ChaseSchedule = field(kw_only=True)

@@ -40,7 +40,7 @@ class CholeskySchedule(PanelSchedule):
         return self.real_flops * self.n**3 // 3
 
     def tiles(self, coords: tuple[int, int], start: int, stop: int) -> Iterable[Tile]:
-        """Return the tiles of an update of columns start to stop on a rank; a device has no square tiles for herk."""
+        """Return a rank's tiles in an update of columns start to stop.  Only on the host, some tiles are square."""
         how = (ON_DEVICE, 0) if self.device else (SMALLEST, SQUARE)
         where = self.rows, self.cols, coords, start, stop, *how
         return _few_tiles(*where) if (stop - start) <= FEW * self.cols.block else lower_tiles(*where)
@@ -87,8 +87,9 @@ def _few_tiles(*where: Any) -> tuple[Tile, ...]:
 class LUSchedule(PanelSchedule):
     """One rank gathers, factors and scatters a panel; L is broadcast along grid rows, rows of U along grid columns.
 
-    All rows that the pivots of a panel move from one rank to another are in one message.  In the columns right of the
-    panel they are moved in the panel's step; in the panels left of it at the end, each row of L to its final place.
+    All rows that the pivots of a panel move from one rank to another are in one message.  In the columns to the right
+    of the panel, rows are moved in the panel's step.  In the panels to the left of it they are moved only at the end,
+    each row of L to its final place.
 
     pivots : row t was exchanged with row pivots[t]; None: pivots are not known, and random rows stand for them.
     idle   : ranks without a position in the grid, which receive the pivots at the end.

@@ -35,9 +35,9 @@ def cuts(n: int, parts: int) -> list[int]:
 class HouseholderSchedule(PanelSchedule):
     """The owner of a diagonal block factors its panel into (I - V T V^H) R; V and T reflect the trailing columns.
 
-    The owner gathers the panel from its grid column, and returns to each rank the rank's rows of V, with T beneath.  In
-    this form the rank stores V and T in "reflectors", and broadcasts them along its grid row.  W = V^H A is all-reduced
-    over grid columns by the ranks with rows below the panel's start; each sums a slice of W and multiplies it by T.
+    The owner gathers the panel from its grid column, and returns to each rank the rank's rows of V, with T below them.
+    The rank stores both in the buffer "reflectors", and broadcasts them along its grid row.  The ranks of a grid column
+    that have rows from the panel's start on all-reduce W = V^H A: each adds up a slice of W, and multiplies it by T.
 
     wants_q : Q (m, min(m, n)), in the layout of these columns of A, is formed by the reflections in reverse order.
     columns : number of columns to eliminate; the others are reflected.  None: all min(m, n), which `wants_q` requires.
@@ -102,7 +102,7 @@ class HouseholderSchedule(PanelSchedule):
                 yield from self._reflection(panel, moves, [(panel.start, k)])
 
     def _elimination(self, number: int) -> Iterator[Round]:
-        """Yield the rounds that factor a panel and reflect the columns behind it."""
+        """Yield the rounds that factor a panel and reflect the columns to the right of it."""
         grid, (pr, pc), panel = grid_of(self.A), self.grid.shape, self.steps[number]
         here = (np.arange(pr)[:, None] == panel.row) & (np.arange(pc) == panel.col)
         height = (self.rows.n - panel.start) * here
@@ -138,7 +138,7 @@ class HouseholderSchedule(PanelSchedule):
 
     @cached_property
     def _buffer_words(self) -> dict[str, np.ndarray]:
-        """The words of the panel buffers, by grid position; buffers that others read have one size on all ranks."""
+        """The words of the panel buffers, by grid position; buffers that others read are equally large on all ranks."""
         reflectors, gathered, parts = np.zeros((3, *self.grid.shape), np.int64)
         for panel, height in self.heights.items():
             (owner, *others), chunk, w, j = self.members(panel), self.chunk(panel), panel.width, panel.col

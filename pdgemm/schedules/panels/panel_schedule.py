@@ -189,7 +189,7 @@ class PanelSchedule(Schedule):
         return max((panel.width for panel in self.steps), default=0)
 
     def window(self, panel: Panel, i: int) -> Window:
-        """Return the local rows and columns, on a rank of grid row i, of a panel from its first row on."""
+        """Return the local rows, from the panel's first row on, and columns of a panel on its rank in grid row i."""
         down = slice(self.rows.below(panel.start, i), self.rows.count(i))
         return down, self.cols.local_window(panel.start, panel.stop, panel.col)
 
@@ -203,7 +203,10 @@ class PanelSchedule(Schedule):
         return moves + [signals(source, target[:, None], self.A.dtype.itemsize, COLS)] * self.shared
 
     def gathered(self, panel: Panel, back: bool = False, beneath: int = 0) -> list[Messages]:
-        """Return the messages that gather a panel on its owner, or send it back, each with `beneath` rows more."""
+        """Return the messages that gather a panel on its owner; if `back`, those that return it.
+
+        beneath : the number of rows that are added to the rows of each rank.
+        """
         owner, *others = grid_of(self.A)[self.members(panel), panel.col]
         words = (self.rows_from(panel.start)[self.members(panel)[1:]] + beneath) * panel.width
         here, there = np.full(len(others), owner), np.array(others, int)
@@ -240,7 +243,7 @@ class PanelSchedule(Schedule):
 
 
 def window_gathering(layout: Layout, rows: tuple[int, int], cols: tuple[int, int]) -> Collective:
-    """Return the all-gather of a window of a matrix, from (start, stop) of its rows and columns, rank by rank."""
+    """Return the all-gather of a window of a matrix, rank by rank.   rows, cols : (start, stop) of the window."""
     both = layout.distribution.rows.window(*rows), layout.distribution.cols.window(*cols)
     words = np.outer(*map(counts_of, both))
     return Collective("all_gather", "bruck", layout.rank_map, tuple(words.ravel().tolist()), layout.dtype)
@@ -249,8 +252,9 @@ def window_gathering(layout: Layout, rows: tuple[int, int], cols: tuple[int, int
 def carried(
     mover: str, lines: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str, ready: bool = False
 ) -> list[Messages]:
-    """Return the messages, or signals and reads, that broadcast words[x] along lines[x] from its position `root`.
+    """Return the messages that broadcast words[x] words along the ranks lines[x], from position `root` in lines[x].
 
+    With a mover that reads, these are signals and reads.
     ready : the source is complete already, so readers need no signal before they read.
     """
     moves = broadcast(mover, lines, root, words, itemsize, along)
@@ -261,7 +265,7 @@ def carried(
 
 
 def panel_slabs(rows: BlockCyclic, panel: Panel) -> dict[int, slice]:
-    """Return the slice of the owner's buffer for the rows of each grid row, from the panel's first row on.
+    """Return, for each grid row, the slice of the owner's buffer that holds its rows from the panel's first row on.
 
     The owner's local rows are first, so that the diagonal block is on top; the rows of a grid row keep their order.
     """

@@ -90,7 +90,7 @@ class TridiagonalSchedule(PanelSchedule):
         return dict(zip(own, as_slices([*accumulate(map(self.by_class.count, own), initial=0)])))
 
     def pieces(self, panel: Panel, i: int, part: slice) -> list[tuple[slice, slice]]:
-        """Return the runs of local rows of grid row i in a part of a vector, and their places in it."""
+        """Return pairs: a run of local rows of grid row i in `part` of a vector, and its place in the vector."""
         segments, pieces = self.segments[panel], []
         for c, local in self.local_classes(i, self.grid.shape[0]).items():
             start, stop = max(part.start, segments[c].start), min(part.stop, segments[c].stop)
@@ -100,16 +100,19 @@ class TridiagonalSchedule(PanelSchedule):
         return pieces
 
     def chunks(self, panel: Panel, i: int) -> list[slice]:
-        """Return, for each slice, the part of grid row i's buffer "columns" with the slice's rows of the panel."""
+        """Return, for each slice, a part of the buffer "columns" of a rank in grid row i.
+
+        The part holds the local rows of the panel that are in the slice.
+        """
         heights = [sum(x.stop - x.start for _, x in self.pieces(panel, i, part)) for part in self.slices(panel)]
         return as_slices([panel.width * x for x in accumulate(heights, initial=0)])
 
     def products(self, panel: Panel) -> int:
-        """Return the number of products A v in a panel: the last column has no reflector."""
+        """Return the number of products A v in a panel: one for each column, but none for the last column of A."""
         return panel.width - (panel.stop == self.n)
 
     def notes(self, panel: Panel) -> list[slice]:
-        """Return the part of the buffer "sums" for each rank: its slice, and `NOTES` numbers of the whole sum."""
+        """Return each rank's part of the buffer "sums": its slice of the sum, and `NOTES` numbers of the whole sum."""
         sizes = [x.stop - x.start + NOTES for x in self.slices(panel)]
         return as_slices([*accumulate(sizes, initial=0)])
 
@@ -133,7 +136,10 @@ class TridiagonalSchedule(PanelSchedule):
             yield Round([], products(grid, m_loc, (n_loc + 1) // 2, 2 * w))
 
     def _swapped(self, words: np.ndarray, times: int) -> list[Messages]:
-        """Return the messages, or signals and reads, of exchanges: words[a, b] from the a-th rank to the b-th."""
+        """Return the messages, or signals and reads, of `times` exchanges.
+
+        words : words[a, b] are sent from ranks[a] to ranks[b].
+        """
         if len(self.ranks) == 1:
             return []
         from_, to = np.nonzero(~np.eye(len(self.ranks), dtype=bool))

@@ -95,8 +95,9 @@ def heights(rows: Sequence[int], k: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def tsqr_tree(ranks: tuple[int, ...], rows: tuple[int, ...], k: int, dtype: np.dtype) -> Tree:
-    """Return the tree of TSQR: triangles R are reduced up; the final R is sent down, with rows to form each part of Q.
+    """Return the tree of TSQR: triangles are reduced up the tree, and the final R is sent down.
 
+    With R, each rank receives the rows of a small matrix with which it forms its part of Q.
     rows : the number of rows of the matrix on each rank, >= 0.
     """
     high = heights(rows, k)
@@ -123,8 +124,8 @@ class TallSchedule(Schedule):
     """The work of the ranks on their rows of a tall matrix before and after the tree, and of the root in between.
 
     rows : number of rows on each rank, in the order of the tree.   k : number of columns.
-    work : flops of a rank on its rows, as a number of products of these rows with k x k: A^H A and A R^-1 are half a
-        product each.   on_top : flops of the root, in products of k x k with k x k.   each : the same for every rank.
+    work : flops of a rank on its rows, in products of these rows with k x k; A^H A and A R^-1 count as half a product.
+    on_top : flops of the root, in products of k x k with k x k.   each : flops of every rank, in the same products.
     workspace : words of workspace for each row.
     """
 

@@ -73,7 +73,10 @@ class Cannon(Product):
         return self.lookahead <= 1 or self.nothing_travels
 
     def _pieces(self, columns: Any) -> Any:
-        """Return the number of panels in which columns of A are shifted: 1 for a block, else 1 per `_panel_width`."""
+        """Return the number of panels in which columns of A are shifted.
+
+        It is 1 if blocks are shifted whole; otherwise it is the least number of panels of width `_panel_width`.
+        """
         return np.minimum(1, columns) if self.in_blocks else -(-columns // self._panel_width)
 
     @cached_property
@@ -159,7 +162,10 @@ class Cannon(Product):
         ]
 
     def _shifts(self, words: np.ndarray, pieces: np.ndarray, dtype: np.dtype) -> dict[str, Traffic]:
-        """Return the traffic of a rank, by its kind, from the words and panels of the blocks that it holds in turn."""
+        """Return the traffic of a rank, by mover.
+
+        words, pieces : the words, and the number of panels, of each block that the rank holds, in order.
+        """
         sent, received = int(words[:-1].sum()), int(words[1:].sum())
         if self.transport.shared:
             panels = (np.minimum(1, words) if self.in_blocks else pieces * (words > 0))[1:]  # without the initial block

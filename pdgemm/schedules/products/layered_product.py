@@ -121,7 +121,7 @@ class Inner(ReducedProduct):
         return self.reduction.windows(0) if self.mnk[2] else []
 
     def owners(self, window: Window) -> list[int] | None:
-        """Return the owner of each range of a window; None where sums are not formed and sent owner by owner."""
+        """Return the owner of each range of a window; None if sums are not formed and sent owner by owner."""
         sent_by_host = self.size > 1 and not self.transport.shared and not self.device
         return self.reduction.owners(0, window) if sent_by_host else None
 
@@ -283,7 +283,10 @@ class Layered(ReducedProduct):
         return self.layer(rank).copied(rank) + super().copied(rank)
 
     def _to_count(self, rank: int | None) -> list[Summa | Cannon]:
-        """Return the layer of a rank; for rank None, one layer of each size: a smaller layer may have wider panels."""
+        """Return the product of a rank's layer; for rank None, of one layer of each size.
+
+        All sizes count, because a smaller layer may have wider panels.
+        """
         if rank is not None:
             return [self.layer(rank)]
         return list(map(self._layer, {self._inner.count(x): x for x in range(self.layers)}.values()))

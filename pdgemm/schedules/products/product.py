@@ -65,9 +65,9 @@ class Product(Schedule):
 
     accumulate : the type in which products are accumulated.
     width      : width of the widest panel.
-    lookahead  : number of panels in flight behind the one in use.
+    lookahead  : number of panels in flight while an earlier panel is in use.
     mover      : name of the mover of the panels.
-    nodes      : the node of each rank, where panels are read in place and the ranks are on several nodes; else ().
+    nodes      : the node of each rank if panels are read in place and the ranks are on several nodes; otherwise ().
     device     : the device that holds the matrices; "": the host.
     triangle   : "L" or "U": only this triangle of C, with the diagonal, is computed, read and written; "": all of C.
     compute    : the type to which BLAS may round operands: "float16", "bfloat16" or "tf32", or the name of an
@@ -104,7 +104,10 @@ class Product(Schedule):
 
     @property
     def collective(self) -> Collective:
-        """The only collective of the product: an all-gather of A or B, or a reduce-scatter of C; else ""."""
+        """The collective, if it is the only one of the product; "" for other products.
+
+        "allgather" of A or B, or "reduce_scatter" of C.
+        """
         return ""
 
     @cached_property
@@ -152,7 +155,7 @@ class Product(Schedule):
     def reach(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the indices of A (or B) that ranks multiply: an array for each part of its rows, and of its columns.
 
-        Here each rank multiplies all inner indices.  The inner indices of a rank are ascending.
+        In this base class each rank multiplies all inner indices.  The inner indices of a rank are ascending.
         """
         (rows, cols), k = indices_of_parts(getattr(self, name)), np.arange(self.mnk[2])
         return (rows, [k] * len(cols)) if name == "A" else ([k] * len(rows), cols)
@@ -163,7 +166,7 @@ class Product(Schedule):
 
     @property
     def ahead(self) -> int:
-        """The number of panels in flight behind the one in use."""
+        """The number of panels in flight while an earlier panel is in use."""
         return min(self.lookahead, self.slots - 1)
 
     @cached_property
@@ -223,7 +226,10 @@ class Product(Schedule):
         return replace(self, width=scaled(min(self.width, self.widest), share))
 
     def whole(self) -> Self:
-        """Return the product with the widest panels if these need no more memory, for instance if none are sent."""
+        """Return the product with the widest panels, or itself if these need more memory.
+
+        They need no more memory, for instance, if no panels are sent.
+        """
         if self.width >= self.mnk[2] or not (self.transport.in_place or self.nothing_travels):
             return self
         wide = replace(self, width=self.mnk[2])
@@ -248,7 +254,7 @@ class Product(Schedule):
     def _message_width(self, width: int, *sides: tuple[int, np.dtype]) -> int:
         """Return the largest width, at most `width`, at which panels fit in one message.
 
-        sides : for each kind of panel, the words across it and the element type.
+        sides : for each kind of panel, the words of a panel of width 1, and the element type.
         """
         if self.transport.in_place or self.nothing_travels:
             return width

@@ -81,7 +81,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Shares(Windows):
-    """Windows that have a share of the rows of each owner, so that all links are busy.
+    """Windows of a block, each of which has some rows of each owner, so that all links are busy.
 
     Windows of consecutive rows would belong to few ranks.   owned : the rows of each owner.
     """
@@ -121,8 +121,8 @@ class Reduction:
     Each rank of the group owns a part of the block in C, and receives the sums of this part.
 
     rows, cols : distributions of the rows and columns of C, whose parts form the blocks.
-    rank_map   : the ranks of the grid positions, layer by layer, row by row; the ranks of one block in all layers are
-                 the group of the block, which reduces the block and owns its elements in C.
+    rank_map   : the ranks of the grid positions, layer by layer, row by row.  The ranks at one position in all layers
+                 are a group: they reduce the block of this position, and own its elements in C.
     high       : approximate number of rows of a block that are reduced at a time.
     reads      : name of the mover by which partial sums are read in place; "": partial sums are sent.
     triangle   : "L" or "U": in each range of rows, only the columns with elements of this triangle are reduced.
@@ -275,7 +275,8 @@ class Reduction:
         """Return the traffic of a rank.   turns : the windows to count, which are consecutive.
 
         In each window, each rank of a group sends every other rank the partial sums of the other rank's part of C.
-        The time of this function depends on the number of runs of C's rows and, only for a triangle, of windows.
+        The time of this function depends on the number of runs of C's rows; for a triangle, also on the number of
+        windows.
         """
         at, others = self.at(rank), self.layers - 1
         first, end, _ = turns.indices(self.turns(rank))

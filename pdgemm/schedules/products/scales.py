@@ -66,10 +66,12 @@ def plan_strips(
 def strips_of_parts(
     blocks: tuple[int, int], reach: tuple[list[np.ndarray], list[np.ndarray]], inner: int
 ) -> tuple[Distribution, list[IndexPairs]]:
-    """Return the distribution of strips, and the pairs of rows, and of columns, of the scales and of the strips.
+    """Return the distribution of strips, and two `IndexPairs`: rows (columns) of the scales and of the strips.
 
-    reach : the rows of the values for each part of the rows, and their columns for each part of the columns.
-    inner : the axis along which a strip has one scale for each block, and not for each row or column.
+    blocks : (mb, nb), as `Scales.block`.
+    reach : as `Product.reach` returns it: the rows that each part of the rows multiplies, and likewise the columns.
+    inner : the axis of the inner indices.  Along it a strip has one scale for each block; along the other axis it has
+        one for each row or column.
     """
     sides, pairs = list[BlockCyclic](), list[IndexPairs]()
     for axis, (of_parts, block) in enumerate(zip(reach, blocks)):

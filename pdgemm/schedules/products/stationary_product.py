@@ -56,7 +56,10 @@ class Stationary(Product):
 
     @property
     def first_panel_is_local(self) -> bool:
-        """Does each rank begin with local panels, or read all in place?  Sent sums need one order on all ranks."""
+        """Does each rank begin with local panels, or read all panels in place?
+
+        A rank cannot begin with its local panels if sums are sent: then all ranks need the same order.
+        """
         return self.transport.in_place or (self.in_c and self.ahead > 1)
 
     @cached_property
@@ -65,7 +68,7 @@ class Stationary(Product):
 
     @property
     def steps(self) -> tuple[PanelStep, ...]:
-        """The panels of columns; in each step, `a` maps the columns of a panel of C, and `b` of a panel of B."""
+        """The panels of columns: the map `a` of a step belongs to the panel of C, and its map `b` to that of B."""
         return summa_steps(self.C.distribution.cols, self.B.distribution.cols, self._width)
 
     def columns(self, step: PanelStep) -> np.ndarray:
@@ -73,7 +76,7 @@ class Stationary(Product):
         return self.B.distribution.cols.to_global(step.b.indices()[0], step.row)
 
     def order(self, rank: int) -> tuple[PanelStep, ...]:
-        """Return the panels in the order in which a rank multiplies them, the same along a grid row.
+        """Return the panels in the order in which a rank multiplies them; ranks of a grid row have the same order.
 
         Where ranks copy panels of B from their owners, each grid row begins with its local panels, as in `Summa.order`.
         """

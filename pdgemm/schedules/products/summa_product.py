@@ -36,7 +36,7 @@ _BUNDLES = 8  # number of bundles if k is large: later bundles are sent while th
 
 
 def _most_alike(numbers: np.ndarray) -> int:
-    """Return the most occurrences of one number in any row."""
+    """Return how often a number occurs in one row, at most."""
     rows, numbers = np.arange(len(numbers))[:, None], numbers - numbers.min()
     return int(np.bincount((rows * (numbers.max() + 1) + numbers).ravel()).max())
 
@@ -158,7 +158,7 @@ class Summa(Product):
 
     @cached_property
     def slots(self) -> int:
-        """The number of panels, or bundles, held at once: the panel in use and the panels in flight behind it."""
+        """The number of panels, or bundles, held at once: the panel in use, and later panels in flight."""
         if (self.transport.in_place and not self.transport.fetched) or self.widest_bundle >= self.mnk[2]:
             return 1
         return min(
@@ -250,7 +250,7 @@ class Summa(Product):
         return self.A.distribution.cols.parts == 1, self.B.distribution.rows.parts == 1
 
     def _aligned(self, rank: int | None) -> tuple[bool, bool]:
-        """A pair: is each panel of A, and of B, copied to where its rows begin at multiples of 16 bytes?
+        """A pair: is each panel of A, and of B, copied so that its rows begin at multiples of 16 bytes?
 
         A panel that was received is contiguous.  A device copies it if its rows are not aligned and the product is
         large: the copy takes a small part of the time that is gained.

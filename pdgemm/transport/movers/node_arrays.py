@@ -12,8 +12,8 @@ from pdgemm.local.arrays.device import Array, empty, of, shared_memory
 class NodeArrays:
     """Exposes arrays of every rank of the node for reading until `sync`.  Collective over the node.
 
-    exposed : by name, an array of this rank in node-shared memory, and the layout of its matrix; None instead of a
-        layout: the array has the same shape on all ranks that are read from.
+    exposed : by name, an array of this rank in node-shared memory, and the layout of its matrix.  The layout is None if
+        the array has the same shape on all ranks that are read from.
     The constructor and `sync` synchronise the node.  Between them no rank writes to an exposed matrix, and every rank
     reads it without messages; a buffer that is written meanwhile, such as one of partial sums, may be read after a
     further `sync`.

@@ -196,7 +196,7 @@ class RingShift:
         return panel.array
 
     def advance(self) -> None:
-        """Make the next block, if any, the block in use; all products of the last block must have been started."""
+        """Make the next block, if any, the block in use; all products of the present block must have been started."""
         self._users[self._at] += as_arrivals(self._recorder.record_products(self._transfers.poll))
         if self._coming is not None:
             self._held, self._coming = self._coming, None
@@ -229,7 +229,7 @@ class RingShift:
             to_staging(panel.host, flat(panel.array), self._recorder)
 
     def _receive(self, panel: BlockPanel, at: int, source: int, number: int) -> list[Arrival]:
-        """Start receiving a panel, `at` words behind the start of the next block; return the requests to wait for."""
+        """Start receiving a panel, `at` words after the start of the next block; return the requests to wait for."""
         if not self._staged:
             return receive(self._comm, flat(panel.array), source, self._recorder, number)
         panel.host = self._staged[self._turn].cut(at, at + panel.array.size)

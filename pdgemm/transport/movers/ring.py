@@ -25,8 +25,8 @@ def ring(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> No
 def forward(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> None:
     """Start forwarding x along a chain of ranks, which includes this rank, from the first to the last.
 
-    A neighbour may send panel t + 1 as its root before it forwards panel t, so panels are matched by tag and not by
-    their order of arrival.
+    A neighbour that is the root of panel t + 1 may send this panel before it forwards panel t.  So panels are matched
+    by tag, and not by their order of arrival.
     """
     at, forward = chain.index(comm.rank), sender(comm, x, chain, slot, recorder)
     if at == 0:
@@ -38,7 +38,7 @@ def forward(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: R
 
 
 def sender(comm: MPI.Comm, x: Any, chain: Sequence[int], slot: Any, recorder: Recorder) -> Callable[[], None]:
-    """Return a function that starts sending x to the rank behind this rank in a chain, if there is one."""
+    """Return a function that starts sending x to the rank after this rank in a chain, if there is one."""
     tag, after = slot.tag, chain.index(comm.rank) + 1
 
     def send() -> None:

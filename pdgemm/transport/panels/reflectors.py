@@ -26,8 +26,8 @@ from pdgemm.transport.panels.task import ADDENDS, PANEL, SUMS, Copies, Task
 class Reflectors:
     """The reflectors of two panels, one in use and one in flight, and all reflectors of this rank's grid column.
 
-    One buffer "gathered" is enough: before its owner gathers another panel in it, the owner takes part in a column sum
-    with all readers of the last panel, and these take part only after they have read that panel.
+    One buffer "gathered" is enough.  Before a rank gathers another panel in it, the rank takes part in a column sum
+    with all readers of the last panel, and these take part only after they have read the last panel.
     """
 
     def __init__(self, task: Task[HouseholderSchedule], stay: bool = False) -> None:
@@ -144,7 +144,7 @@ class ColumnSum:
         self._task.free(self._slot)
 
     def __call__(self, W: Array, members: Sequence[int], finish: Callable[[Array], object]) -> None:
-        """Compute W := f(the sum of W over these ranks), where finish(X) is X := f(X) for any columns X of W."""
+        """Add up W over these ranks, and apply `finish`: finish(X) overwrites columns X of the sum with the result."""
         task, slot, (w, n), me = self._task, self._slot, W.shape, self._task.grid.coords[0]
         slices = {r: slice(a, b) for r, a, b in zip(members, *(cuts(n, len(members))[at:] for at in (0, 1)))}
         own, others = W[:, slices[me]], [r for r in members if r != me]

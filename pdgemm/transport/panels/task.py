@@ -50,7 +50,7 @@ READY = 1 << 14  # tag of the signals that a panel may be read; all other tags a
 class Swap:
     """A repeated exchange: each call sends parts of this rank's buffer to the other ranks, and receives theirs.
 
-    leaving, coming : messages by rank; empty messages, signals, if arrays are read in place.
+    leaving, coming : by rank, the message to it, and from it; if arrays are read in place, empty messages: signals.
     arrays : by rank, the part of that rank's buffer that this rank receives, up to date after each call.  If it is read
         in place, its owner does not change it before this rank's next signal.
     traffic : the traffic of one call.   fence : orders reads and writes in place with signals.
@@ -136,10 +136,10 @@ class Task(Generic[Planned]):
         return x
 
     def bring_transposed(self, panel: Panel, rows: Array, name: str, into: Array, buffer: Array, slot: Slot) -> Copies:
-        """Start to send each rank the rows of a panel that have the indices of the rank's columns behind the panel.
+        """Start to send each rank the rows of a panel whose indices are those of the rank's columns after the panel.
 
         rows : this rank's rows of the panel, which may be in flight.
-        into : one row of the panel for each column of this rank behind the panel.
+        into : receives one row of the panel for each column of this rank after the panel.
         Returns the copies of the rows to `into`.
         """
         (of_rows, _, maps), copies = self.transposition(panel), Copies()
@@ -200,7 +200,10 @@ class Task(Generic[Planned]):
         return copies
 
     def slabs(self, length: int, flops: float) -> Iterator[slice]:
-        """Yield slabs of the longer side of a product, to be computed one by one; after each, messages may progress."""
+        """Yield slices of 0 to length - 1: the caller multiplies them one by one, and messages progress after each.
+
+        flops : the flops of the whole product, by which the number of slices is chosen.
+        """
         parts = 1 if self.schedule.device else max(1, round(flops / SLAB_FLOPS))  # the host does not wait for a device
         step = -(-length // parts) or 1
         for start in range(0, length, step):
@@ -248,7 +251,7 @@ class Task(Generic[Planned]):
             self.error = self.error or lacking
 
     def update(self, A: Array, B: Array, C: Array, alpha: float = -1, conjugate_b: bool = False) -> None:
-        """Compute C := C + alpha A B, in slabs between which messages may make progress."""
+        """Compute C := C + alpha A B, in slabs of rows or columns; messages may make progress after each slab."""
         m, n = C.shape
         with self.computing():
             for slab in self.slabs(max(m, n), 2 * m * n * A.shape[1]):
@@ -256,7 +259,10 @@ class Task(Generic[Planned]):
                 gemm_accumulate(alpha, a, b, 1, c, conjugate_b=conjugate_b)
 
     def update_square(self, A: Array, C: Array) -> None:
-        """Compute C := C - A A^H on and below the diagonal of a square C on the host; both are in the same order."""
+        """Compute C := C - A A^H on and below the diagonal of a square C on the host.
+
+        A and C have the same memory order.
+        """
         with self.computing():
             prepare_square(-1, A, C)(1)
 
@@ -281,12 +287,15 @@ class Task(Generic[Planned]):
         return self.recorder.phase("pack")
 
     def copied(self) -> None:
-        """Make the products that follow wait, on a device, for the copies before them."""
+        """Make all later products on a device wait for all copies so far."""
         for copies in self.recorder.record_copies():
             copies.Wait()
 
     def finish_products(self) -> None:
-        """Wait, on a device, for all products so far: then others may read their results, or their operands change."""
+        """Wait, on a device, for all products so far.
+
+        After that, other ranks may read the results, and the operands may be overwritten.
+        """
         for wait in self.recorder.record_products(self.transfers.poll):
             wait()
 
@@ -299,7 +308,10 @@ class Task(Generic[Planned]):
         ring(self.comm(line), wire(x), root, slot, self.recorder)
 
     def transposition(self, panel: Panel) -> tuple[BlockCyclic, BlockCyclic, dict[int, IndexMap]]:
-        """Return the rows and columns behind a panel, and by grid row the map of its rows to this rank's columns."""
+        """Return the distributions of the rows and of the columns after a panel, and a map for each grid row.
+
+        The map of a grid row maps its local rows to the local columns of this rank that have the same indices.
+        """
         A, (i, j) = self.schedule.A.distribution, self.grid.coords
         rows, cols = (x.window(panel.stop, x.n) for x in (A.rows, A.cols))
         maps = _maps(rows, cols, j)
@@ -308,5 +320,8 @@ class Task(Generic[Planned]):
 
 @lru_cache(maxsize=1 << 10)
 def _maps(rows: BlockCyclic, cols: BlockCyclic, part: int) -> dict[int, IndexMap]:
-    """Return, by part of the rows, the map from its local rows to the local columns of `part` with the same indices."""
+    """Return, for each part of the rows, the map of its local rows to local columns with the same indices.
+
+    part : the part of the columns.
+    """
     return dict(index_maps(rows, cols, part, by_target=True))

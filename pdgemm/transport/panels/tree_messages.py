@@ -38,7 +38,9 @@ def descend(
     tree: Tree, comm: MPI.Comm, mine: np.ndarray, split: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]],
     recorder: Recorder,
 ) -> np.ndarray:  # fmt: skip
-    """Send down the tree: receive an array from the parent, send parts to the children, last first; return the rest.
+    """Send down the tree: receive an array from the parent, send parts to the children, the last child first.
+
+    Returns what remains of the array.
 
     mine : on the root, the array to send; on other ranks, any array of its dtype.
     split : called with the array and the place of a child in the tree; returns the part that stays, and the child's.
