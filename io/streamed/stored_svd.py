@@ -114,7 +114,7 @@ def stored_svd(
 def _fitting(
     ranks: int, source: Source, search: SvdSearch, centered: bool, oversample: int | None, memory: int
 ) -> tuple[Source, SvdPlan]:
-    """Return the dataset or its transpose, whichever is read, and the plan that fits.  Raises MemoryLimitError."""
+    """Return the matrix to read, the dataset or its transpose, and the plan that fits.  Raises MemoryLimitError."""
     rows = source._replace(op="N")
     tall = rows if rows.shape[0] >= rows.shape[1] else rows.turned("T")
     triangles, steps = (

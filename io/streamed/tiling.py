@@ -311,9 +311,10 @@ class Tiling:
         return read + bare + ti * tj * tl * _CALL + 2 * m * n * k / ranks / _FLOPS * thin
 
     def bound(self, memory: int) -> float:
-        """The lower bound of the bytes that are read and written in any order, with `memory` bytes per rank.
+        """The least bytes that must be read and written, whatever the order of the steps, with `memory` bytes per rank.
 
-        2 mnk / sqrt(S) + mn elements, where no dimension is less than sqrt(S); else mk + kn + mn, each once.
+        These are 2 mnk / sqrt(S) + mn elements, if all ranks' memory holds S elements and m, n and k are at least
+        sqrt(S).  Otherwise each element is read or written once: mk + kn + mn elements.
         """
         m, n, k = self.mnk
         words = max(1.0, memory * self.grid[0] * self.grid[1] / max(1, self.held))

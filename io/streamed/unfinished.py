@@ -171,7 +171,9 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct, now: dict[str
 
 
 def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
-    """Return (state, description, ""); without a valid checkpoint (None, {}, reason), with reason "" if no file exists.
+    """Return (state, description, "") of the checkpoint; if it is not valid, (None, {}, the reason).
+
+    If no file exists, the reason is "".
 
     Raises FileError if the checkpoint cannot be read now, or is another file.
     """
@@ -247,6 +249,8 @@ def _is_free(path: Path, lock: Path, end: float) -> bool:
         os.close(held)
         return True
     if time.monotonic() > end:
-        raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+        raise FileError(
+            f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT} to more seconds"
+        )
     time.sleep(0.2)
     return False

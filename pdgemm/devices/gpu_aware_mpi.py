@@ -102,7 +102,10 @@ def _text(path: Path) -> str:
 
 
 def _before_trying(setting: bool | None) -> tuple[bool, str]:
-    """Return the setting if there is one, else whether the self-test is safe, and the reason for the answer."""
+    """Return whether MPI may accept pointers to device memory, and why.
+
+    The answer is the user's setting.  Without a setting, it is whether the self-test is safe.
+    """
     if setting is not None:
         return setting, f"PDGEMM_GPU_AWARE={'yes' if setting else 'no'}"
     reported = support_reported()

@@ -88,7 +88,7 @@ def random_bits(real: np.dtype) -> int:
 
 
 def _unit(h: np.ndarray, real: np.dtype) -> np.ndarray:
-    """Convert hashes to numbers in [0, 1), every bit of the significand random; 16-bit numbers are held as float32."""
+    """Convert hashes to numbers in [0, 1) with random bits in the whole significand; 16-bit types become float32."""
     bits = random_bits(real)
     wide = np.result_type(real, np.float32)
     return (h >> np.uint64(64 - bits)).astype(wide) * wide.type(0.5**bits)
