@@ -130,8 +130,8 @@ class Device(Protocol):
     def multiply_each(self, alpha: Any, products: Sequence[tuple[Array, Array, Array]], beta: Any) -> None:
         """Compute C := alpha A B + beta C for each (A, B, C); there is at least one.
 
-        The matrices have the same type and any shapes, and none of them is empty.  If the library of the device supports
-        it, all products are one call.
+        The matrices have the same type and any shapes, and none is empty.  If the library of the device supports it,
+        all products are one call.
         """
 
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:

@@ -45,7 +45,7 @@ _of_training = options.stacked_options(
     ),
     click.option(
         "--batch", type=options.COUNT, default=16, show_default=True,
-        help="Samples of a step; in a weak study, of a step and rank.",
+        help="Samples of a step; in a weak study, samples of a step on each rank.",
     ),
     *(click.option(f"--{name}", type=options.COUNT, default=size, show_default=True) for name, size in SIZES.items()),
 )  # fmt: skip
@@ -248,7 +248,8 @@ def _cores() -> int:
 def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, repeats: int, warmup: int) -> int:
     """Measure the remaining cases on the ranks of this job; return the exit code.
 
-    A job that is the whole study, with `only` None, also compares losses and writes the page, on rank 0.
+    only : numbers of the cases to measure.  None: this job is the whole study; rank 0 also compares losses and writes
+        the page.
     """
     from mpi4py import MPI
 
@@ -277,7 +278,10 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
 
 
 def _calibrated(comm: MPI.Intracomm, study: _StudyInFile) -> Machine | None:
-    """Measure and record the machine; None, with a warning, where it was so busy that a figure is impossible."""
+    """Measure, record and return the machine.
+
+    If the machine was so busy that a figure is impossible, warn and return None.
+    """
     from pdgemm.io.atomic import on_root
     from pdgemm.planning.machines.plausible import impossible_figures
     from pdgemm.tools.calibrate import calibrate
