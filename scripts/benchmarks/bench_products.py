@@ -73,7 +73,8 @@ def product(comm: Any, shapes: str = "512,1024,2048", dtype: str = "float64") ->
 def layouts(comm: Any, shapes: str = "2048", dtype: str = "float64") -> Iterator[Case]:
     """C = A B of matrices in several layouts; the time of redistribution counts.
 
-    The grouped product has as many operations: there is a B for each group of 256 rows of A, drawn at random.
+    A grouped product with the same number of operations takes part: the rows of A are divided at random into groups of
+    256, and each group has its own B.
     """
     size = comm.size
     sides: dict[str, Any] = {"square": None, "row": (1, size), "column": (size, 1)}
