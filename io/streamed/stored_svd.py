@@ -308,7 +308,9 @@ def _by_steps(file: _StoredOperand, search: SvdSearch) -> Triplets:
 
 
 def _by_triangles(file: _StoredOperand, search: SvdSearch) -> Triplets:
-    """Return the triplets of X, from those of its triangles and the second pass, which computes X V.  Collective.
+    """Return the singular triplets of X: its triangles have the same s and V, and a second pass computes X V.
+
+    Collective.
 
     The triangles are in double precision: in single precision, sums of p addends lose digits, which no bound includes.
     """
@@ -353,9 +355,9 @@ def _triangles(file: _StoredOperand) -> DistMatrix:
 
 
 def _with_rows(rows: np.ndarray, used: int, more: np.ndarray) -> int:
-    """Append `more` to the `used` rows, first reduced to a triangle if space is short; return the new number of rows.
+    """Append `more` to the `used` rows, and return the new number of rows.  Local.
 
-    Local.
+    If space is short, the rows in use are first reduced to a triangle.
     """
     if used + len(more) > len(rows):
         used = _to_triangle(rows, used)

@@ -26,7 +26,7 @@ _RESERVE = 16  # 1 / _RESERVE of the memory is left to the buffers of the produc
 
 @dataclass(frozen=True)
 class SvdPlan:
-    """Passes over a p x q matrix, of which the k largest singular values are computed.
+    """The passes over a p x q matrix that compute its k largest singular values.
 
     grid     : the grid of the panels: P x 1 (rows are distributed) where p >= q, otherwise 1 x P (columns are).
     operand  : the bytes of elements in the file and in memory, and the chunks of the file.

@@ -119,7 +119,7 @@ def nccl_exchange(
 ) -> None:
     """Enqueue messages that are sent and received together.
 
-    Of the messages from one rank to another, both ranks list the same ones in the same order.
+    Two ranks list the messages from one to the other in the same order.
     """
     communicator, stream = _attached(comm, device).nccl, _pointer(device)
     with _group():

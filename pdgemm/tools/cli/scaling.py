@@ -94,8 +94,8 @@ def scaling(
     **studied: Any,
 ) -> int:  # fmt: skip
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
-    rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples (strong, the
-    default), or as many on each rank (weak).
+    rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples in all (strong, the
+    default), or with the same number of samples on each rank (weak).
 
     Without a launcher, it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that
     job.  Cases that are in the file are not measured again.

@@ -120,7 +120,7 @@ class Point(Measurement, kw_only=True):
 
 @dataclass(eq=False)
 class Curve:
-    """Points that were measured in the same setting, and whose cases differ only in the number of ranks, which grows.
+    """Points, by growing numbers of ranks, which have the same setting, and cases that differ only in this number.
 
     forecast : the predictions of the planner, where there are any.
     """
