@@ -70,8 +70,8 @@ def load(
 
         A = hdf5.load("a.h5", "x", grid)            # on a grid of all ranks: hdf5.load("a.h5:/x")
 
-    path, name : the file, and the dataset, which has two dimensions, or one and is read as one column.  Without a name,
-                the path has both: `FILE:/DATASET`.
+    path, name : the file and the dataset.  A dataset of one dimension is read as one column.  Without a name, the path
+                has both: `FILE:/DATASET`.
     grid       : by default a grid of all ranks.
     rows, cols : the part of the dataset to read: a slice or a range of step 1, or a pair
                 (start, stop); by default all.

@@ -91,7 +91,7 @@ def check_operands_in_files(
 ) -> tuple[bool, ProductPlan]:
     """Raise the errors that the product would raise, and OutOfMemoryError where the memory is too small.
 
-    Returns whether A and B are the same dataset, which is read once, and the plan.
+    Returns whether A and B are the same dataset (it is then read once), and the plan.
 
     c : C on entry.   seed : for `verify`, which needs a copy of C; None: the product is not verified.
     options : options of `plan`.

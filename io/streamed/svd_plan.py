@@ -161,8 +161,8 @@ def fitting_plan(triangles: SvdPlan, steps: SvdPlan, oversample: int | None, mem
     """Return a plan that fits `memory` bytes per rank: with triangles if they fit, else with the widest blocks.
 
     triangles, steps : the plans to complete, with and without triangles.
-    oversample : columns of a block beyond k; None: as many as fit, at least 2, and at most so many that products
-        with bases cost no more than products with A.
+    oversample : columns of a block beyond k.  None: as many as fit, but at least 2, and not so many that products with
+        bases cost more than products with A.
     Raises MemoryLimitError, which says how many bytes are needed.
     """
     (p, q), k = steps.shape, steps.k

@@ -1,9 +1,9 @@
 """A product in tiles, as a value: the order of reads and writes, and the memory that they need.  No MPI, no data.
 
 C is computed in tiles of `rows x cols`.  While a tile is in memory, all panels of A (rows x width) and B (width x cols)
-are read one after the other, each while the previous panel is multiplied, and are dropped.  With S elements in the
-memory of all ranks together, a square tile of nearly S elements needs the fewest reads, 2 mnk / sqrt(S) elements (Hong
-& Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
+are read one after the other, each while the previous panel is multiplied; after its product a panel is dropped.  Let
+the memory of all ranks together hold S elements.  Then a square tile of nearly S elements needs the fewest reads,
+2 mnk / sqrt(S) elements (Hong & Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
 
 The order of the steps is serpentine: the tiles of one row from left to right, those of the next row from right to left;
 within one tile the inner indices ascend, within the next tile they descend.  So a panel that the next step needs again
