@@ -304,7 +304,7 @@ def operand_of(x: Source) -> Operand:
 
 
 def applied(grid: ProcessGrid, source: Source, X: np.ndarray, size: np.ndarray) -> Images:
-    """Return three results for `residual_of`: op(M) X, |op(M)| times `size`, and the largest element of each row.
+    """Return three results for `residual_of`: op(M) X, |op(M)| size, and the largest element of each row of op(M).
 
     The results are whole on every rank, in double precision.  Collective over the grid.
     """

@@ -122,7 +122,7 @@ class Left(NamedTuple):
 
 
 def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
-    """Return the description that later jobs compare: the product, its files without folders, their states.  Local."""
+    """Return the description that later jobs compare: the product, the names and the states of its files.  Local."""
     datasets = {x.what: x.dataset for x in product.inputs} | {"output": (str(place.output), place.name)}
     names = {what: f"{Path(file).name}:/{generations.plain_name(name)}" for what, (file, name) in datasets.items()}
     inputs = {x.what: sorted(_on_any_device(state) or [] for _, state in x.stored.states) for x in product.inputs}

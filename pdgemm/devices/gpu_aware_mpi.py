@@ -72,7 +72,8 @@ def path_between_nodes(aware: bool, root: Path = Path("/")) -> str:
 
     aware : MPI accepts pointers to device memory.   root : where the file systems /proc and /sys are.
     GPUDirect RDMA needs an adapter, UCX in this process, and either the driver's module nvidia_peermem or dmabuf, which
-    comes with Linux 5.12 and NVIDIA's open kernel modules.  `UCX_PROTO_INFO=y` prints, for each message size, whether UCX uses it.
+    comes with Linux 5.12 and NVIDIA's open kernel modules.  `UCX_PROTO_INFO=y` prints, for each message size, whether
+    UCX uses it.
     """
     if not aware:
         return "staged in pinned memory of the host, because MPI takes no pointers to GPU memory"

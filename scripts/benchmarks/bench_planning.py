@@ -98,8 +98,8 @@ def plan_next(layouts: Iterator[tuple[Layout, Layout, Layout]], per_node: int) -
 def ranking(comm: Any, shapes: str = RANKED) -> Iterator[Case]:
     """Products by each algorithm, from near-square blocks, and for large k also from A in columns and B in rows.
 
-    A product counts as ranked as predicted under two conditions.  If the median times of two algorithms differ by more
-    than 25%, their predictions have the same order.  The algorithm with the shortest prediction takes at most 25%
+    The predicted ranking of a product is right under two conditions.  If the median times of two algorithms differ by
+    more than 25%, their predictions have the same order.  The algorithm with the shortest prediction takes at most 25%
     longer than the fastest one.
     """
     from pdgemm import DistMatrix, ProcessGrid

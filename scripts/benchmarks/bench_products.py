@@ -146,7 +146,7 @@ def messages(comm: Any) -> dict[str, Work]:
 
 
 def overlap(comm: Any, size: int = 2048, panel_width: int = 256) -> Iterator[Case]:
-    """SUMMA by messages with products in slabs, between which messages are tested, and with products in one piece.
+    """SUMMA by messages in two ways: products are in one piece, or in slabs, and messages are tested between slabs.
 
     Set PDGEMM_RANKS_PER_NODE=1, so that every rank counts as a node.
     """

@@ -41,7 +41,7 @@ _of_training = options.stacked_options(
     ),
     click.option(
         "--layouts", "layouts", multiple=True, default=(AUTO,), show_default="auto",
-        help="Layout of training: auto (the fastest by the plan), dp,tp,pp or such as dp=2,tp=2.  May be repeated.",
+        help="Layout of training: auto (the fastest by the plan), dp, tp, pp, or such as dp=2,tp=2.  May be repeated.",
     ),
     click.option(
         "--batch", type=options.COUNT, default=16, show_default=True,
