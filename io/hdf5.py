@@ -199,8 +199,7 @@ def save_all(
 
     The file records a checksum of each matrix, the generation, and the job that wrote it.  FileError is raised if
     another job has saved to the file since this job saved or loaded it.  Saves of the job whose generation was loaded
-    do not count.
-    So the ranks of a killed job, which may still run, cannot replace the file of a later job.
+    do not count.  So the ranks of a killed job, which may still run, cannot replace the file of a later job.
 
     Returns the report.  Raises ArgumentError, DTypeError, GridError or FileError on every rank.
     """

@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
     file  : the file that the name starts in.
     item  : the object; None if no object has the name.
-    other : the last file, which may not exist, if the name leads through external links; else None.
+    other : if the name leads through external links, the last file, even if it does not exist; otherwise None.
     """
 
     file: h5py.File

@@ -120,7 +120,7 @@ class Point(Measurement, kw_only=True):
 
 @dataclass(eq=False)
 class Curve:
-    """Points, by growing numbers of ranks, which have the same setting, and cases that differ only in this number.
+    """The points of one setting whose cases differ only in the number of ranks, in the order of this number.
 
     forecast : the predictions of the planner, where there are any.
     """
