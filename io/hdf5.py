@@ -147,8 +147,8 @@ def save(
     check : read the file back and compare its checksum before the file is renamed, because an MPI library may not
             report a failed write.
     matrix, grid : a DistMatrix, or a 1-D array that all ranks of the grid have; by default all ranks.
-    replaces : the report of the load of this dataset, where the matrix was computed from the dataset.  FileError is
-            raised if another job has replaced the dataset since that load, so that its work is not lost.
+    replaces : if the matrix was computed from the old dataset, the report of its load.  FileError is raised if another
+            job has replaced the dataset since that load, so that the work of that job is not lost.
 
     The file is complete under its name or does not exist: `save` writes a temporary file beside it, and renames
     the temporary file at the end.  Attributes of the dataset record layout, dtype and a checksum.

@@ -62,7 +62,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def hash_start(seed: int, stream: int) -> np.ndarray:
-    """Return the hash of a seed and a stream, one word, with which the hash of each row begins.
+    """Return the hash of a seed and a stream: one word, from which the hash of each row is computed.
 
     Seed s of stream t has the same numbers as seed t of stream s; seed 0 of stream 0 starts with 0, which makes the
     hash of i = j = 0 zero.  Therefore random numbers use only the streams of `numbered`.
