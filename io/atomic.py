@@ -76,7 +76,7 @@ def replacing(
     the old file is unchanged; a job that is killed leaves a file `.NAME.*.partial`, which the next job removes.
     size : bytes to be written; FileError is raised before the first byte if the disk has too little space.
     replaced : `overwrite` and `mark` of `check_writable`; default: any file is replaced.
-    kept : the temporary name of a file that is retained if the block raises; None: a new name, whose file is removed.
+    kept : the temporary name to use; its file stays if the block raises.  None: a new name, and the file is removed.
     last : called on rank 0 just before the rename; `last` may give the old file other names.
     """
     outputs = list[files.Output]()

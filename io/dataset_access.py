@@ -129,7 +129,7 @@ def _transfer(path: Path, file: MPI.File, write: bool, offset: int, cols: int, s
 
 
 def _together(part: np.ndarray, cols: int, itemsize: int, write: bool) -> Iterator[slice]:
-    """Yield ranges of rows of a block that are accessed at once: all rows, if the block is contiguous in the file."""
+    """Yield ranges of rows of a block, one for each access to the file: all rows, if the block is contiguous there."""
     rows, width = part.shape
     lines = max(1, rows)
     if width < cols and (write or (cols - width) * itemsize >= _GAP):

@@ -47,7 +47,7 @@ class OtherFileError(FileError):
 
 
 class Token(NamedTuple):
-    """The job that wrote a file, and the number of the generation, which grows with each save."""
+    """The job that wrote a file, and the number of the file's generation; each save has a larger number."""
 
     job: str
     generation: int

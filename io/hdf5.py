@@ -70,8 +70,8 @@ def load(
 
         A = hdf5.load("a.h5", "x", grid)            # on a grid of all ranks: hdf5.load("a.h5:/x")
 
-    path, name : the file, and the dataset, which has two dimensions, or one and is read as one column.  Without a name,
-                the path has both: `FILE:/DATASET`.
+    path, name : the file and the dataset.  A dataset of one dimension is read as one column.  Without a name, the path
+                has both: `FILE:/DATASET`.
     grid       : by default a grid of all ranks.
     rows, cols : the part of the dataset to read: a slice or a range of step 1, or a pair
                 (start, stop); by default all.
@@ -85,8 +85,8 @@ def load(
     For a part of the columns, each row is read separately; if two rows are less than 4 KiB apart, many rows are read at
     once, with the bytes in between.  A chunked dataset is read in whole chunks.
 
-    Links are followed, and the bytes of a dataset may be in other files: the target of a link, or the files of a
-    virtual dataset, which must all exist.  A file that changes while it is read raises FileError.
+    Links are followed.  The bytes of a dataset may be in other files: in the file that a link leads to, or in the files
+    of a virtual dataset.  All these files must exist.  A file that changes while it is read raises FileError.
 
     `.report` has the method, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of the dataset.
     Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
@@ -147,8 +147,8 @@ def save(
     check : read the file back and compare its checksum before the file is renamed, because an MPI library may not
             report a failed write.
     matrix, grid : a DistMatrix, or a 1-D array that all ranks of the grid have; by default all ranks.
-    replaces : the report of the load of this dataset, where the matrix was computed from the dataset.  FileError is
-            raised if another job has replaced the dataset since that load, so that its work is not lost.
+    replaces : if the matrix was computed from the old dataset, the report of its load.  FileError is raised if another
+            job has replaced the dataset since that load, so that the work of that job is not lost.
 
     The file is complete under its name or does not exist: `save` writes a temporary file beside it, and renames
     the temporary file at the end.  Attributes of the dataset record layout, dtype and a checksum.
@@ -194,12 +194,12 @@ def save_all(
 
     The new file is complete under its name, checked and on the disk, or the old file is unchanged: `save_all` writes a
     temporary file beside it, and renames the temporary file.  The disk needs as much space as the matrices have bytes.
-    Matrices of at most 2^19 elements are written many at a time, each by one rank; the ranks agree once for many.
+    Matrices of at most 2^19 elements are gathered, many in one exchange, and each of them is written by one rank.
     Other contents of the old file are lost.  A file that `save_all` did not write is replaced only with `overwrite`.
 
     The file records a checksum of each matrix, the generation, and the job that wrote it.  FileError is raised if
-    another job has saved to the file since this job saved or loaded it, except the job whose generation was loaded.
-    So the ranks of a killed job, which may still run, cannot replace the file of a later job.
+    another job has saved to the file since this job saved or loaded it.  Saves of the job whose generation was loaded
+    do not count.  So the ranks of a killed job, which may still run, cannot replace the file of a later job.
 
     Returns the report.  Raises ArgumentError, DTypeError, GridError or FileError on every rank.
     """

@@ -69,8 +69,8 @@ class NewDataset:
     def create(self, partial: Path, storage: dict[str, Any] | None = None) -> None:
         """Create the dataset in a file, and allocate its space.
 
-        If the old file has other contents than this dataset, the file begins as a copy of it, which keeps references,
-        links, user block and all else; HDF5 reuses the space of the deleted dataset.
+        If the old file has other contents than this dataset, the new file begins as a copy of the old one.  The copy
+        keeps references, links, user block and all else; HDF5 reuses the space of the deleted dataset.
         """
         self._partial = partial
         chunked = {name: value for name, value in (storage or {}).items() if value and self._nbytes}

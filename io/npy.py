@@ -97,7 +97,7 @@ def save(
     """Write a DistMatrix, or a vector, as a .npy file, which `numpy.load` reads.  Collective over its grid.
 
     path  : the file, under exactly this name.  A file of `npy.save`, known by 128 spaces at the end of its header, is
-            replaced, and with `overwrite` any other one.
+            replaced; a file of another program is replaced only with `overwrite`.
     matrix, grid : a DistMatrix, or a 1-D array, as in `pdgemm.io.hdf5.save`.
     order : "C" or "F", the order of the elements in the file.
     ndim  : with 1, a matrix of one column becomes an array of one dimension.

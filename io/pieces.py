@@ -55,7 +55,7 @@ def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[
 
 
 def within(transfer: Transfer, part: Rectangle) -> Transfer:
-    """Return a transfer whose row and column numbers begin with 0 at the first element of a part."""
+    """Return `transfer` for a part of the matrix: it counts rows and columns from the first element of the part."""
     return lambda row, col, elements: transfer(row + part.rows[0], col + part.cols[0], elements)
 
 
@@ -132,7 +132,7 @@ class Parcel(NamedTuple):
 def parcels(matrices: Sequence[DistMatrix], ranks: int) -> list[Parcel]:
     """Return parcels of all host matrices that have 1 to ELEMENTS elements, as few as the memory of a rank allows.
 
-    A rank sends at most 2 ELEMENTS of a parcel.  It receives an even share, which is about ELEMENTS at most.
+    For a parcel, a rank sends at most 2 ELEMENTS elements.  It receives an even share, at most about ELEMENTS elements.
     """
     groups, sizes, most = [list[int]()], [x.size for x in matrices], [0, 0]
     for number, x in enumerate(matrices):

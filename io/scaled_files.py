@@ -54,7 +54,7 @@ def load_scaled(
 ) -> Saved:
     """Load a file of `save_scaled` on any number of ranks, as `hdf5.load_all` does.  Collective over the grid.
 
-    layouts : options of `load` by the name of the dataset, `W/values` for the values of W; without dtype or transpose.
+    layouts : options of `load`, except dtype and transpose, by the name of the dataset: `W/values` for the values of W.
 
     Returns `matrices` (a Scaled is loaded as a Scaled), `attrs` and `generation`.
     Raises the errors of `load_all`.

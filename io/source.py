@@ -212,7 +212,7 @@ class Source(NamedTuple):
 
         Collective; raises FileError if the file has changed since its inspection, at the beginning or at the end.
         sums : receives the sums of all reads in the block.  A file that has another time or owner at the end, or that
-               was replaced, is then read once more, and counts as changed only if the sums differ.
+               was replaced, is read once more if `sums` is given, and counts as changed only if the sums differ.
         """
         if grid.draft:  # a program is planned, in which this rank has no elements to read
             yield lambda row, col, elements: None

@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
     file  : the file that the name starts in.
     item  : the object; None if no object has the name.
-    other : the last file, which may not exist, if the name leads through external links; else None.
+    other : if the name leads through external links, the last file, even if it does not exist; otherwise None.
     """
 
     file: h5py.File
@@ -301,7 +301,7 @@ def _offset(dataset: h5py.Dataset, what: str) -> int | None:
 def _checked_sources(dataset: h5py.Dataset, what: str, seen: Seen, depth: int = 0) -> set[Object]:
     """Return the identities of all datasets that hold elements of a dataset, itself among them.
 
-    Raises FileError if a file with elements is missing, for which HDF5 would return fill values.
+    Raises FileError if a file with elements is missing; HDF5 itself would return fill values in their place.
     """
     if depth > _MOST_LINKS:
         raise FileError(f"{what} is a virtual dataset that contains itself")

@@ -112,7 +112,10 @@ def check_state(path: Path, header: Header) -> None:
 
 
 class NewFile(NamedTuple):
-    """A file to be written.   text : its header, with the 8 bytes of the length.   tensors : tensors, with offsets."""
+    """A file to be written.
+
+    text : its header, with the 8 bytes of the length.   tensors : its tensors by name, with their offsets in the file.
+    """
 
     text: bytes
     tensors: dict[str, Tensor]

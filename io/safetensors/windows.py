@@ -1,4 +1,6 @@
-"""Reads and writes a range of elements of a window of a tensor in a file, counted row by row.  Local, by MPI-IO."""
+"""Reads and writes some elements of a window of a tensor in a file, by MPI-IO.  Local.
+
+The elements of a window are numbered row by row; a range of these numbers is read or written."""
 
 from __future__ import annotations
 
@@ -51,8 +53,9 @@ class Place(NamedTuple):
 
 
 def place_of_window(shape: Sequence[int], window: Sequence[slice], transposed: bool = False) -> Place:
-    """Return, as a rectangle of a matrix, a window of a tensor: a range of one dimension, and all of the others.
+    """Return the place of a window of a tensor.
 
+    window : a range of the indices of one dimension, and all indices of each other dimension.
     shape : the shape of the parameter; it has two dimensions where the file has the transpose.
     """
     shape, window = (1,) * (2 - len(shape)) + tuple(shape), (slice(0, 1),) * (2 - len(shape)) + tuple(window)

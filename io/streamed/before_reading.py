@@ -30,9 +30,10 @@ from pdgemm.support.text import in_bytes, typed
 
 
 def operands(a: Source, b: Source, make: Callable[[Source], DistMatrix], once: bool) -> tuple[DistMatrix, DistMatrix]:
-    """Return op(A) and op(B); `make` returns the matrix, or its transpose where op is not "N".
+    """Return op(A) and op(B) in memory.
 
-    once : A and B are the same dataset, and op(B) is a view of the matrix of A.
+    make : a function that returns the matrix of a dataset; it transposes the matrix if op is "T" or "C".
+    once : A and B are the same dataset: it is read once, and op(B) is a view of the same matrix.
     """
     A = make(a)
     B = make(b) if not once else A if a.transposed == b.transposed else A.T
@@ -90,7 +91,7 @@ def check_operands_in_files(
 ) -> tuple[bool, ProductPlan]:
     """Raise the errors that the product would raise, and OutOfMemoryError where the memory is too small.
 
-    Returns whether A and B are the same dataset, which is read once, and the plan.
+    Returns whether A and B are the same dataset (it is then read once), and the plan.
 
     c : C on entry.   seed : for `verify`, which needs a copy of C; None: the product is not verified.
     options : options of `plan`.
@@ -142,7 +143,7 @@ def check_result_file(
     sources: Sequence[Source] = (),
     entry: Source | None = None,
 ) -> bool:
-    """Raise FileError where the result cannot be saved, ArgumentError where it may replace a dataset only with `force`.
+    """Raise FileError if the result cannot be saved, ArgumentError if it may replace a dataset only with `force`.
 
     nbytes : bytes of the result.   sources : the datasets that the result may not replace.
     entry  : C on entry, which the result may replace, like any dataset that pdgemm wrote.

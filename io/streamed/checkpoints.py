@@ -98,7 +98,8 @@ class Checkpoints:
     def due(self, last: bool) -> bool:
         """Return whether to save a checkpoint after a step.
 
-        last : the step is the last of the product; save, because the later check of C may be interrupted.
+        last : whether the step is the last of the product.  After it a checkpoint is always saved, because the check of
+            C, which follows, may be interrupted.
         """
         if self._when is None:
             return False

@@ -1,4 +1,4 @@
-"""Reads panels of a matrix in a file while other panels are multiplied, and writes slabs of a tile, in threads."""
+"""Threads that read panels of a matrix in a file while other panels are multiplied, and write rows of a tile of C."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Start = Callable[..., Callable[[], Any]]  # called with a function and its argum
 
 @contextmanager
 def worker() -> Iterator[Start]:
-    """Yield a function that starts a transfer, and returns the function that waits for it and returns its result.
+    """Yield a function that starts a transfer.  It returns a second function: wait for the transfer; return its result.
 
-    The transfer runs in a thread, or in the wait for it where two threads cannot call MPI.
+    The transfer runs in a thread.  Where two threads cannot call MPI, it runs in the second function.
     """
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         yield partial
@@ -85,7 +85,7 @@ class Panels:
             self._sums.add(region, total)
 
     def panel(self, rows: int, cols: int) -> DistMatrix:
-        """Return the first rows and columns of the panel that was read last."""
+        """Return the panel that was read last, rows x cols: the first rows and columns of its buffer."""
         panel = self._panel[:rows, :cols]
         return panel.T.H if self._source.op == "C" else panel
 
@@ -139,7 +139,7 @@ def _begin(a: Panels | None, b: Panels | None, step: TileStep | None) -> None:
 
 
 class TileWriter:
-    """Writes slabs of a tile in a thread.  All methods are local.
+    """Writes a tile in a thread, one slab (a block of rows) after the other.  All methods are local.
 
     total  : this rank's share of the checksum of C.   nbytes : bytes that this rank has written.
     wait   : seconds that this rank waited for writes.   seconds : seconds that the thread spent in writes.

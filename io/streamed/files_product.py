@@ -218,9 +218,10 @@ class FilesProduct:
         out: TileWriter,
         options: dict[str, Any],
     ) -> None:
-        """Multiply the panels of one step; in the first and the last step of a tile, slab by slab.
+        """Multiply the panels of one step.
 
-        A slab is read or written while others are multiplied.
+        In the first and the last step of a tile, C is multiplied slab by slab (blocks of rows): the first step reads
+        each slab of C on entry, and the last step writes each slab while the next one is multiplied.
 
         entry : the transfer of C on entry, and its ReadSums.
         """
@@ -265,13 +266,14 @@ def report_of_tiles(comm: MPI.Intracomm, title: str, sums: Any, most: Any, **oth
     """Return the report of a product of matrices in files, with a tile of C and panels in memory.  Collective.
 
     sums, most : figures of this rank by name; the report has the sums, or the maxima, of all ranks.
-    others : `plan`, `flops`, `saves`, `save_seconds`, and the `checks` of all products on this rank, or None.
+    others : `plan`, `flops`, `saves`, `save_seconds`, and `checks`: the report of the checks of all products on this
+        rank; None: the products are not checked.
     """
     return RunReport(_text, title=title, **over_ranks(comm, sums, most), **others)
 
 
 def over_ranks(comm: MPI.Intracomm, sums: Mapping[str, Any], most: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sums and the maxima of figures over all ranks, and `peak`, the memory of the largest rank so far."""
+    """Return sums and maxima of figures over all ranks, and `peak`, the most memory that any rank has used so far."""
     maxima = {**most, "peak": largest_so_far()}
     return {x: comm.allreduce(sums[x]) for x in sums} | {x: comm.allreduce(maxima[x], MPI.MAX) for x in maxima}
 
@@ -279,8 +281,8 @@ def over_ranks(comm: MPI.Intracomm, sums: Mapping[str, Any], most: Mapping[str, 
 def _text(report: Any) -> str:
     saves = f", {counted(report.saves, 'checkpoint')} {in_seconds(report.save_seconds)}" if report.saves else ""
     return (
-        f"{report.title}: {in_seconds(report.seconds)} ({in_rate(1e9 * report.gflops)}), of which waits for reading "
-        f"{in_seconds(report.read_wait)}, for writing {in_seconds(report.write_wait)}{saves}\n"
+        f"{report.title}: {in_seconds(report.seconds)} ({in_rate(1e9 * report.gflops)}); waited "
+        f"{in_seconds(report.read_wait)} for reading, {in_seconds(report.write_wait)} for writing{saves}\n"
         f"read {in_bytes(report.bytes_read)} and wrote {in_bytes(report.bytes_written)}, "
         f"{'as' if report.as_predicted else 'NOT as'} planned; largest rank {in_bytes(report.peak)}"
         + (f"\n{report.checks}" if report.checks else "")
@@ -288,7 +290,7 @@ def _text(report: Any) -> str:
 
 
 def checks_of(C: DistMatrix, protect: str | None) -> list[CheckReport]:
-    """Return the report of the checksums of a product C, in a list, which is empty without `protect`."""
+    """Return a list of one item, the report of the checksums of the product C; an empty list without `protect`."""
     report: Any = C.report if protect else None
     return [report.checks] if protect else []
 
@@ -302,7 +304,7 @@ def operand_of(x: Source) -> Operand:
 
 
 def applied(grid: ProcessGrid, source: Source, X: np.ndarray, size: np.ndarray) -> Images:
-    """Return op(M) X, |op(M)| size and the largest element of each row of op(M), for `residual_of`.
+    """Return three results for `residual_of`: op(M) X, |op(M)| size, and the largest element of each row of op(M).
 
     The results are whole on every rank, in double precision.  Collective over the grid.
     """

@@ -114,7 +114,7 @@ def stored_svd(
 def _fitting(
     ranks: int, source: Source, search: SvdSearch, centered: bool, oversample: int | None, memory: int
 ) -> tuple[Source, SvdPlan]:
-    """Return the dataset or its transpose, whichever is read, and the plan that fits.  Raises MemoryLimitError."""
+    """Return the matrix to read, the dataset or its transpose, and the plan that fits.  Raises MemoryLimitError."""
     rows = source._replace(op="N")
     tall = rows if rows.shape[0] >= rows.shape[1] else rows.turned("T")
     triangles, steps = (
@@ -308,7 +308,9 @@ def _by_steps(file: _StoredOperand, search: SvdSearch) -> Triplets:
 
 
 def _by_triangles(file: _StoredOperand, search: SvdSearch) -> Triplets:
-    """Return the triplets of X, from those of its triangles and the second pass, which computes X V.  Collective.
+    """Return the singular triplets of X: its triangles have the same s and V, and a second pass computes X V.
+
+    Collective.
 
     The triangles are in double precision: in single precision, sums of p addends lose digits, which no bound includes.
     """
@@ -353,9 +355,9 @@ def _triangles(file: _StoredOperand) -> DistMatrix:
 
 
 def _with_rows(rows: np.ndarray, used: int, more: np.ndarray) -> int:
-    """Append `more` to the `used` rows, first reduced to a triangle if space is short; return the new number of rows.
+    """Append `more` to the `used` rows, and return the new number of rows.  Local.
 
-    Local.
+    If space is short, the rows in use are first reduced to a triangle.
     """
     if used + len(more) > len(rows):
         used = _to_triangle(rows, used)

@@ -26,9 +26,9 @@ _RESERVE = 16  # 1 / _RESERVE of the memory is left to the buffers of the produc
 
 @dataclass(frozen=True)
 class SvdPlan:
-    """Passes over a p x q matrix, of which the k largest singular values are computed.
+    """The passes over a p x q matrix that compute its k largest singular values.
 
-    grid     : the grid of the panels.  The long side is distributed over all ranks: P x 1 where p >= q, else 1 x P.
+    grid     : the grid of the panels: P x 1 (rows are distributed) where p >= q, otherwise 1 x P (columns are).
     operand  : the bytes of elements in the file and in memory, and the chunks of the file.
     width    : columns of the blocks of Golub-Kahan steps, k + oversample.
     triangles : whether the rows of each rank are reduced to a triangle of order q (p >= q) instead of such steps.
@@ -83,12 +83,16 @@ class SvdPlan:
 
     @property
     def kept(self) -> int:
-        """The rows of the buffer that each rank reduces to a triangle: all its rows, or twice the order and a panel."""
+        """The rows of the buffer that each rank reduces to a triangle.
+
+        The buffer has space for a panel and twice the rows of a triangle; or for all rows of the rank, if these are
+        fewer.
+        """
         return min(self.panels, -(-2 * self.columns // self.block) + 1) * self.block
 
     @property
     def stacked(self) -> int:
-        """The rows on each rank after all panels: those of a triangle, or all rows where they fit."""
+        """The rows on each rank after all panels: those of a triangle, or all its rows if the buffer holds them."""
         return self.kept if self.kept == self.panels * self.block else self.columns
 
     @property
@@ -157,8 +161,8 @@ def fitting_plan(triangles: SvdPlan, steps: SvdPlan, oversample: int | None, mem
     """Return a plan that fits `memory` bytes per rank: with triangles if they fit, else with the widest blocks.
 
     triangles, steps : the plans to complete, with and without triangles.
-    oversample : columns of a block beyond k; None: as many as fit, at least 2, and at most so many that products
-        with bases cost no more than products with A.
+    oversample : columns of a block beyond k.  None: as many as fit, but at least 2, and not so many that products with
+        bases cost more than products with A.
     Raises MemoryLimitError, which says how many bytes are needed.
     """
     (p, q), k = steps.shape, steps.k
@@ -179,7 +183,10 @@ def fitting_plan(triangles: SvdPlan, steps: SvdPlan, oversample: int | None, mem
 
 
 def _fitting(plan: SvdPlan, widths: list[int], memory: int) -> tuple[SvdPlan | None, int]:
-    """Return (plan, 0) with the first of `widths` that fits, and the highest panels; or (None, bytes needed)."""
+    """Return (plan, 0) with the first of `widths` that fits, and with the most rows in a panel that fit.
+
+    If nothing fits, return (None, the number of bytes that are needed).
+    """
     (p, _), (pr, _), unit = plan.shape, plan.grid, plan.operand.unit[0]
     needed = 0
     for rows in sorted({unit, 1}, reverse=True):  # cut chunks only if necessary: each part reads them as a whole

@@ -1,9 +1,9 @@
 """A product in tiles, as a value: the order of reads and writes, and the memory that they need.  No MPI, no data.
 
 C is computed in tiles of `rows x cols`.  While a tile is in memory, all panels of A (rows x width) and B (width x cols)
-are read one after the other, each while the previous panel is multiplied, and are dropped.  With S elements in the
-memory of all ranks together, a square tile of nearly S elements needs the fewest reads, 2 mnk / sqrt(S) elements (Hong
-& Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
+are read one after the other, each while the previous panel is multiplied; after its product a panel is dropped.  Let
+the memory of all ranks together hold S elements.  Then a square tile of nearly S elements needs the fewest reads,
+2 mnk / sqrt(S) elements (Hong & Kung, STOC 1981; the constant by Kwasniewski et al., SC 2019).
 
 The order of the steps is serpentine: the tiles of one row from left to right, those of the next row from right to left;
 within one tile the inner indices ascend, within the next tile they descend.  So a panel that the next step needs again
@@ -311,9 +311,10 @@ class Tiling:
         return read + bare + ti * tj * tl * _CALL + 2 * m * n * k / ranks / _FLOPS * thin
 
     def bound(self, memory: int) -> float:
-        """The lower bound of the bytes that are read and written in any order, with `memory` bytes per rank.
+        """The least bytes that must be read and written, whatever the order of the steps, with `memory` bytes per rank.
 
-        2 mnk / sqrt(S) + mn elements, where no dimension is less than sqrt(S); else mk + kn + mn, each once.
+        These are 2 mnk / sqrt(S) + mn elements, if all ranks' memory holds S elements and m, n and k are at least
+        sqrt(S).  Otherwise each element is read or written once: mk + kn + mn elements.
         """
         m, n, k = self.mnk
         words = max(1.0, memory * self.grid[0] * self.grid[1] / max(1, self.held))

@@ -31,7 +31,7 @@ def fitting(whole: Tiling, memory: int | None, most_flops: float = inf) -> Tilin
 
 
 def best_tiling(whole: Tiling, memory: int, most_flops: float = inf) -> Tiling | int:
-    """Return the tiling of the least cost that takes at most `memory` bytes per rank, products' buffers included.
+    """Return the tiling of the least cost that takes, with the buffers of products, at most `memory` bytes per rank.
 
     whole : the product in one tile.
     most_flops : limit of the operations of a rank in a step, unless panels would become thin.

@@ -122,7 +122,7 @@ class Left(NamedTuple):
 
 
 def description_of(place: OutputPlace, product: SavedProduct) -> dict[str, Any]:
-    """Return the description that later jobs compare: the product, its files without folders, their states.  Local."""
+    """Return the description that later jobs compare: the product, the names and the states of its files.  Local."""
     datasets = {x.what: x.dataset for x in product.inputs} | {"output": (str(place.output), place.name)}
     names = {what: f"{Path(file).name}:/{generations.plain_name(name)}" for what, (file, name) in datasets.items()}
     inputs = {x.what: sorted(_on_any_device(state) or [] for _, state in x.stored.states) for x in product.inputs}
@@ -171,7 +171,9 @@ def look_for_unfinished(place: OutputPlace, product: SavedProduct, now: dict[str
 
 
 def _saved(path: Path) -> tuple[Left | None, dict[str, Any], str]:
-    """Return (state, description, ""); without a valid checkpoint (None, {}, reason), with reason "" if no file exists.
+    """Return (state, description, "") of the checkpoint; if it is not valid, (None, {}, the reason).
+
+    If no file exists, the reason is "".
 
     Raises FileError if the checkpoint cannot be read now, or is another file.
     """
@@ -247,6 +249,8 @@ def _is_free(path: Path, lock: Path, end: float) -> bool:
         os.close(held)
         return True
     if time.monotonic() > end:
-        raise FileError(f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT}")
+        raise FileError(
+            f"{path}: ranks of an earlier job still write to it; end them, or set {files.WAIT} to more seconds"
+        )
     time.sleep(0.2)
     return False

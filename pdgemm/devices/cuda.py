@@ -222,7 +222,7 @@ class Cuda:
 
 
 def _pinned(nbytes: int) -> np.ndarray:
-    """Return pinned memory, not of CuPy's pool, which rounds sizes up to powers of two and never frees memory."""
+    """Return pinned memory.  CuPy's pool is not used: it rounds sizes up to powers of two, and never frees memory."""
     try:
         memory = cupy.cuda.PinnedMemory(max(1, nbytes))
     except runtime.CUDARuntimeError as bad:

@@ -34,8 +34,9 @@ _SHORT = 10  # a GPU is short of memory if less than 1/_SHORT is free: then allo
 class IpcMemory:
     """GPU memory that the ranks of a node map into their address space, allocation by allocation; see `NodeMemory`.
 
-    Allocations stay mapped for the next products, as in UCX, although CuPy's pool may return unused allocations to the
-    driver meanwhile: a mapping is reused only if the allocation has the same number, which is sent with its handle.
+    Allocations stay mapped for the next products, as in UCX.  Meanwhile CuPy's pool may return unused allocations to
+    the driver.  So the number of the allocation is sent with its handle, and a mapping is reused only if the number is
+    that of the mapped allocation.
     """
 
     def __init__(self, node: MPI.Intracomm, device: Device) -> None:
@@ -208,9 +209,9 @@ class _Mapping:
 class _Mappings:
     """A cache of mapped allocations of other ranks, because mapping an allocation takes as long as a small product.
 
-    An allocation that its owner has returned to the driver stays mapped until its handle is received with the number of
-    another allocation, more than _UNUSED products have not used it (one if a GPU is short of memory), the cache is
-    full, or a rank runs out of memory.
+    An allocation that its owner has returned to the driver stays mapped until one of these events: its handle is
+    received with the number of another allocation; more than _UNUSED products in a row have not used it, or one product
+    if a GPU is short of memory; the cache is full; a rank runs out of memory.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,10 @@ def nccl_broadcast(device: Device, comm: MPI.Comm, x: Array, root: int) -> None:
 def nccl_exchange(
     device: Device, comm: MPI.Comm, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]
 ) -> None:
-    """Enqueue messages that are sent and received together; two ranks list their messages in the same order."""
+    """Enqueue messages that are sent and received together.
+
+    Two ranks list the messages from one to the other in the same order.
+    """
     communicator, stream = _attached(comm, device).nccl, _pointer(device)
     with _group():
         for x, peer in sends:

@@ -35,8 +35,8 @@ class Factorisations:
     def potrf(self, A: Array, lower: bool) -> tuple[int, np.ndarray]:
         """Overwrite one triangle of a column-major A with its Cholesky factor, as LAPACK's potrf.
 
-        The other triangle is neither read nor written.  Returns info and the diagonal of the factor, both copied to the
-        host in one small copy, for which the host waits.
+        The other triangle is neither read nor written.  Returns info and the diagonal of the factor on the host, which
+        waits for one small copy of both.
         """
         n, dtype = len(A), A.dtype
         results = self._device.empty((_INFO_BYTES + n * dtype.itemsize,), np.int8)

@@ -71,8 +71,9 @@ def path_between_nodes(aware: bool, root: Path = Path("/")) -> str:
     """Return the path of messages from GPU memory to other nodes, and the missing parts of GPUDirect RDMA.  Local.
 
     aware : MPI accepts pointers to device memory.   root : where the file systems /proc and /sys are.
-    GPUDirect RDMA needs an adapter, UCX in this process, and the driver's module nvidia_peermem, or dmabuf: Linux 5.12
-    and NVIDIA's open kernel modules.  `UCX_PROTO_INFO=y` prints, for each message size, whether UCX uses it.
+    GPUDirect RDMA needs an adapter, UCX in this process, and either the driver's module nvidia_peermem or dmabuf, which
+    comes with Linux 5.12 and NVIDIA's open kernel modules.  `UCX_PROTO_INFO=y` prints, for each message size, whether
+    UCX uses it.
     """
     if not aware:
         return "staged in pinned memory of the host, because MPI takes no pointers to GPU memory"
@@ -102,7 +103,10 @@ def _text(path: Path) -> str:
 
 
 def _before_trying(setting: bool | None) -> tuple[bool, str]:
-    """Return the setting if there is one, else whether the self-test is safe, and the reason for the answer."""
+    """Return whether MPI may accept pointers to device memory, and why.
+
+    The answer is the user's setting.  Without a setting, it is whether the self-test is safe.
+    """
     if setting is not None:
         return setting, f"PDGEMM_GPU_AWARE={'yes' if setting else 'no'}"
     reported = support_reported()

@@ -54,9 +54,10 @@ def share(rank: int, size: int, count: int) -> int:
 
 
 def nearest(number: int, processors: list[set[int]], mine: set[int]) -> int:
-    """Return GPU `number`, or the only GPU next to this rank's processors, `mine`, if `number` is not next to them.
+    """Return the number of the GPU that this rank uses.
 
-    processors : by GPU, the processors next to it.
+    This is `number`, unless that GPU is not next to the rank's processors and exactly one other GPU is.
+    processors : for each GPU, the processors next to it.   mine : the rank's processors.
     Messages and staged copies through the link between sockets are half as fast.
     """
     near = [gpu for gpu, there in enumerate(processors) if there & mine]

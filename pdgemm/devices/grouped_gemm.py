@@ -33,7 +33,9 @@ def takes(handle: int, dtype: np.dtype) -> bool:
 
 
 def multiply_grouped(handle: int, alpha: Any, products: Sequence[Operands], beta: Any) -> None:
-    """Start C := alpha A B + beta C for each (A, B, C), of one type and none empty, in the current stream.
+    """Start C := alpha A B + beta C for each (A, B, C), in the current stream.
+
+    All matrices have the same type, and none of them is empty.
 
     Products of the same extents and leading dimensions form a group; all groups are one call.
     """

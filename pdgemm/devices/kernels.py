@@ -123,7 +123,10 @@ def _combine_each(how: Combine, target: Array, source: Array, rows: IndexMap, co
 
 
 def combine_within(how: Combine, target: Array, source: Array, within: Any) -> None:
-    """Start `combine` for the first ends[r] elements of each row r, or, flipped, the first ends[c] of each column c."""
+    """Start `combine` for the elements in `within`, a `Staircase`.
+
+    These are the first ends[r] elements of each row r, or, if it is flipped, the first ends[c] of each column c.
+    """
     flipped = within.flipped
     if not target.size:
         return
@@ -176,7 +179,10 @@ def _indices(runs: IndexMap) -> tuple[Array, Array]:
 
 
 def _view(x: Array, rows: tuple[int, int], cols: tuple[int, int], shape: tuple[int, int, int, int]) -> Array:
-    """Return a view of x: (row runs, rows of a run, column runs, columns of a run).   rows, cols : start and stride."""
+    """Return a view of x with four dimensions: row runs, rows of a run, column runs, columns of a run.
+
+    rows, cols : the first index, and the distance between the starts of two runs.
+    """
     (row, down), (col, right), (ds, rs) = rows, cols, x.strides
     return cupy.lib.stride_tricks.as_strided(x[row:, col:], shape, (down * ds, ds, right * rs, rs))
 
@@ -327,7 +333,10 @@ _ACCESS = {  # by kernel: its parameters, the statements before its operation, a
 
 @lru_cache(768)
 def _kernel(X: np.dtype, Y: np.dtype, form: _Form, access: str = "combine") -> Any:
-    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides, by index, or in a `Staircase`."""
+    """Return the kernel of y := alpha op(x) + beta y for arrays of any strides.
+
+    access : which elements the kernel combines: all of both arrays, those given by indices, or those in a `Staircase`.
+    """
     wide, (parameters, before, x, y) = _wide(X, Y).name, _ACCESS[access]
     result, operation = "R y" if y == "y" else "raw R y", before + _operation(X, Y, form, x, y)
     return cupy.ElementwiseKernel(f"{parameters}, {wide} alpha, {wide} beta", result, operation, f"pdgemm_{access}")

@@ -186,8 +186,8 @@ class GuardedCallback:
     """A user's callback that is not called again after its first exception, which `error` then holds.
 
     An exception in the middle of a collective operation would leave the other ranks waiting; an exception on all ranks
-    would leave messages that the next operation would receive.  So any exception, KeyboardInterrupt, too, is raised at
-    the end.
+    would leave messages that the next operation would receive.  So any exception, also KeyboardInterrupt, is raised at
+    the end of the operation.
     """
 
     def __init__(self, callback: Callable[[int, int], object] | None) -> None:
@@ -252,7 +252,7 @@ def _disagreement(descriptions: list[str]) -> str:
 
 
 def _arguments(text: str) -> list[str]:
-    """Return the arguments of a description, which is not divided at the commas within a tuple or a list."""
+    """Divide a description into its arguments; commas within a tuple or a list do not divide it."""
     kept = _TUPLE.sub(lambda match: match[0].replace(", ", ",\0"), text)
     return [argument.replace("\0", " ") for argument in kept.split(", ")]
 

@@ -66,7 +66,7 @@ def free_communicator(comm: MPI.Comm) -> None:
 
 @contextmanager
 def node_leaders(comm: MPI.Comm, node: MPI.Comm) -> Iterator[MPI.Comm]:
-    """Provide a communicator of the first rank of each node; it is null on all other ranks.  Collective over `comm`."""
+    """Provide a communicator of the first ranks of all nodes; other ranks get a null one.  Collective over `comm`."""
     from mpi4py import MPI
 
     leaders = tracked(comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank))

@@ -174,11 +174,11 @@ class Output:
 
     A lock file beside the file keeps other jobs from replacing the file from `begin` to `end`: data that is read from
     the old file in between is still valid when the file is replaced.  The lock ends with the process.  Where the file
-    system has no locks, a line is printed; there, and against programs that ignore the lock, `publish` refuses to
-    replace a file that has changed since `begin`, except for changes between this last check and the rename.
+    system has no locks, a line is printed.  Without locks, or if a program ignores the lock, the file may change after
+    `begin`: then `publish` refuses to replace it.  A change between this check and the rename is not noticed.
 
     path : the path as the user wrote it.   target : the result of `check_writable`.
-    kept : the temporary name, under which an incomplete file stays; None: a new name; incomplete files are removed.
+    kept : the temporary name to use; an incomplete file stays.  None: a new name; an incomplete file is removed.
     """
 
     def __init__(self, path: Path, target: Path, kept: Path | None = None) -> None:

@@ -30,7 +30,7 @@ _LONGEST = 300  # characters of a wrong value in a message
 def decoded(text: bytes | str, kind: type[Kind], what: str = "", exact: bool = False) -> Kind:
     """Return JSON as a value of a type.  Raises ArgumentError, which shows `what`, the place and the fault.
 
-    exact : members that the type does not have are refused; else they are ignored.
+    exact : whether members that the type does not have are refused; otherwise they are ignored.
     """
     try:
         result = msgspec.json.decode(text, type=kind, dec_hook=_special)

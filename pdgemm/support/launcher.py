@@ -64,7 +64,10 @@ def said_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Return this rank's number on its node, and the number of ranks there, 0 if unknown; None: no number is set."""
+    """Return this rank's number on its node, and the number of ranks on the node (0 if this is unknown).
+
+    Return None if no launcher sets the first number.
+    """
     for names in LAUNCHERS.values():
         number = variable(names.local_rank, Size, environment=environment)
         if number is not None:

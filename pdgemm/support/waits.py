@@ -37,7 +37,9 @@ _BLOCKING = (
 
 
 class CheckCounter:
-    """The checks of a communicator (`agreement.together`, `agree`) that this rank has reached, and reports of others.
+    """Counts the checks of a communicator (`agreement.together`, `agree`) that this rank has reached.
+
+    It also has what the watchdog knows about the other ranks, such as those that leave the program.
 
     question_comm : a duplicate for the watchdog's questions, which are not waits; None: the ranks cannot be asked.
     processes : for each rank, the namespace and the number of its process; the namespace is "" where it is unknown.
@@ -95,7 +97,7 @@ def poll_until(done: Callable[[], object], meanwhile: Callable[[], object] | Non
 
 
 class RankWaits:
-    """The present wait of this rank, None where it does not wait, and the checks that it has reached."""
+    """The present wait of this rank (None: it does not wait), and the checks that it has reached."""
 
     def __init__(self) -> None:
         self.wait: Wait | None = None
@@ -173,7 +175,7 @@ def namespace() -> str:
 
 
 def process(where: str, number: int) -> tuple[str, int]:
-    """Return the state of a process, "T" if it is stopped, and its ticks of processor time; "" and 0 if unknown.
+    """Return the state of a process ("T": stopped) and its ticks of processor time; ("", 0) if they are unknown.
 
     where : the namespace of the process.
     """

@@ -55,7 +55,7 @@ _MOST = 4  # groups of ranks that a line names
 
 @dataclass(frozen=True)
 class _State:
-    """The answer of a rank."""
+    """The answer of a rank that the watchdog of another rank has asked."""
 
     reached: int  # checks of the communicator
     skipped: int  # the number of the last check that it skipped
@@ -251,7 +251,7 @@ class Watchdog:
         return "; ".join(parts[:_MOST]) + more, bool(left or skipped or stuck)
 
     def _states(self, counter: CheckCounter, comm: MPI.Comm, check: bool) -> dict[int, _State]:
-        """Ask the other ranks; return this rank's state and those of the ranks that answer in time, in their order."""
+        """Ask the other ranks; return the states of this rank and of those that answer in time, ordered by rank."""
         number, states = counter.reached, {comm.rank: self._state(counter)}
         self._requests += [
             comm.isend((number, check), rank, _QUESTION) for rank in range(comm.size) if rank != comm.rank

@@ -8,7 +8,7 @@ scripts/hosts.sh makes several hosts on this machine.  For each shape the rate o
 transfer of the bytes that a host receives in SUMMA takes RATIO times as long as the product.  The limit of an
 algorithm is
 
-    max(product, transfer)      product   seconds of a rank's share, while all other ranks compute theirs
+    max(product, transfer)      product   seconds of a rank's share of the product, while all others compute theirs
                                 transfer  seconds of the bytes that the busiest host receives by the plan, including
                                           redistribution, at the best rate of plain messages in both directions
 

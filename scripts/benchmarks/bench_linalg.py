@@ -15,8 +15,8 @@ Between hosts, which scripts/hosts.sh makes, the reported ratio is the time of t
 
     max(product, transfer)      product   seconds of a rank's share of the product, while all other ranks compute
                                           theirs, times the flops of the function over the flops of the product
-                                transfer  seconds of the bytes that the busiest host receives by pdgemm's program, in
-                                          the layout with the fewest, at the best rate of plain messages both ways
+                                transfer  seconds of the bytes that the busiest host receives by pdgemm's program (in
+                                          the layout that needs fewest), at the best rate of plain messages both ways
 
 and the rate of the cables is set such that transfer takes RATIO times as long as product.
 """

@@ -52,7 +52,7 @@ def many(ranks: str = "99991,100000") -> Iterator[Case]:
 
 
 def steps(comm: Any) -> Iterator[Case]:
-    """Plans for new extents, as in a blocked factorisation, each of whose steps has a smaller matrix."""
+    """Plans for new extents, as in a blocked factorisation: in each step the matrix is smaller."""
     from pdgemm import DistMatrix, ProcessGrid, plan
 
     with ProcessGrid(comm) as grid:
@@ -98,8 +98,9 @@ def plan_next(layouts: Iterator[tuple[Layout, Layout, Layout]], per_node: int) -
 def ranking(comm: Any, shapes: str = RANKED) -> Iterator[Case]:
     """Products by each algorithm, from near-square blocks, and for large k also from A in columns and B in rows.
 
-    A product is ranked alike if any two algorithms whose median times differ by more than 25% have the order of their
-    predictions, and the algorithm with the shortest prediction takes at most 25% longer than the fastest one.
+    The predicted ranking of a product is right under two conditions.  If the median times of two algorithms differ by
+    more than 25%, their predictions have the same order.  The algorithm with the shortest prediction takes at most 25%
+    longer than the fastest one.
     """
     from pdgemm import DistMatrix, ProcessGrid
     from pdgemm.tools.calibrate import calibrate

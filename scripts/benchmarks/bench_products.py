@@ -73,7 +73,8 @@ def product(comm: Any, shapes: str = "512,1024,2048", dtype: str = "float64") ->
 def layouts(comm: Any, shapes: str = "2048", dtype: str = "float64") -> Iterator[Case]:
     """C = A B of matrices in several layouts; the time of redistribution counts.
 
-    The grouped product has as many operations: there is a B for each group of 256 rows of A, drawn at random.
+    A grouped product with the same number of operations takes part: the rows of A are divided at random into groups of
+    256, and each group has its own B.
     """
     size = comm.size
     sides: dict[str, Any] = {"square": None, "row": (1, size), "column": (size, 1)}
@@ -145,7 +146,7 @@ def messages(comm: Any) -> dict[str, Work]:
 
 
 def overlap(comm: Any, size: int = 2048, panel_width: int = 256) -> Iterator[Case]:
-    """SUMMA by messages with products in slabs, between which messages are tested, and with products in one piece.
+    """SUMMA by messages in two ways: products are in one piece, or in slabs, and messages are tested between slabs.
 
     Set PDGEMM_RANKS_PER_NODE=1, so that every rank counts as a node.
     """

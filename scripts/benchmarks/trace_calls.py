@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much code a reader must follow: calls and changes of module in a product, a factorisation, a product of files.
+"""How much code a reader must follow: calls and changes of module in a product, a factorisation and a product of files.
 
     . scripts/env.sh; python scripts/benchmarks/trace_calls.py
     mpiexec -n 2 python scripts/benchmarks/trace_calls.py

@@ -5,8 +5,9 @@
 Changed files are those that differ from the commit where this branch left BASE (main), and untracked files.
 For a module, at most FEW test files are chosen: files that import the module or one of its importers, and use its
 names.  Files that import the module itself rank first, then files that use its names most.  If fewer than ON_RANKS of
-them run on ranks, test files on ranks that use the names of its importers most are added.  For any other file, the
-test files that name it are chosen.  Other tests could fail, too: most modules are used by most of the package.
+the chosen files run on several ranks, more such files are added: those that use the names of the importers most.  For
+any other file, the test files that name it are chosen.  Other tests could fail, too: most modules are used by most of
+the package.
 Exit codes: 0, or 2 if BASE is not a commit.
 """
 
@@ -122,7 +123,7 @@ def words(path: str) -> Counter[str]:
 
 
 def nearest(module: str) -> set[str]:
-    """Return the test files nearest to a module."""
+    """Return the test files that concern a module, by the rules for modules above."""
     levels = [{module}]  # the module, its importers, the importers of these, ...
     while level := set[str]().union(*map(importers, levels[-1])) - set[str]().union(*levels):
         levels.append(level)

@@ -16,7 +16,10 @@ LONG = 64  # elements of the shortest row whose alignment is worth unused memory
 
 
 def apart(length: int, itemsize: int) -> int:
-    """Return the distance, in elements, between rows of this length (columns, in Fortran order) on a device."""
+    """Return the distance, in elements, between the starts of rows of this length on a device.
+
+    In Fortran order, it is the distance between the starts of columns.
+    """
     unit = max(1, ALIGNED // itemsize)
     return -(-length // unit) * unit if length >= LONG else length
 
@@ -33,10 +36,10 @@ def aligned(
     device: Device | None,
     empty: Callable[[tuple[int, int], Any, str], Array] | None = None,
 ) -> Array:
-    """Allocate an array whose rows (columns, if order is "F") are aligned for the device, not initialised.  Local.
+    """Allocate, without initialising it, an array whose rows (columns, if order is "F") are aligned for the device.
 
-    Long rows on a device may be further apart than they are long: products of 16-bit numbers take six times as long if
-    rows are not aligned (docs/gpu-measured.md).   empty : allocates memory; None: private memory of this rank.
+    On a device there may be a gap after each long row: products of 16-bit numbers take six times as long if rows are
+    not aligned (docs/gpu-measured.md).  Local.   empty : allocates memory; None: private memory of this rank.
     """
     (rows, cols), empty = shape, empty or partial(devices.empty, device=device)
     length = cols if order == "C" else rows

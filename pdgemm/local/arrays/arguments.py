@@ -40,7 +40,7 @@ def op_letter(trans: str, name: str) -> str:
 
 
 def as_whole(value: Any, name: str, least: int = -_MOST - 1, most: int = _MOST) -> int:
-    """Return an integer within bounds, by default of 64 bits.  Raises ArgumentError."""
+    """Return an integer from `least` to `most`, by default any signed 64-bit integer.  Raises ArgumentError."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else index(value)
     except TypeError:
@@ -83,7 +83,7 @@ def as_real(value: object, name: str, above: float = -np.inf) -> float:
 
 
 def as_pair(value: Any, rule: str, error: type[PdgemmError] = ArgumentError) -> tuple[Any, Any]:
-    """Return the two items of a pair.  Raises ArgumentError, or `error`, whose message begins with `rule`."""
+    """Return the two items of a pair.  If it is not a pair, raises `error`; the message begins with `rule`."""
     try:
         first, second = value
     except (TypeError, ValueError):

@@ -69,8 +69,8 @@ class Pinned(NamedTuple):
 class Reach(NamedTuple):
     """How ranks access each other's device memory.
 
-    reads  : the mover by which ranks of a node read device memory, "shared" in place, "ipc" with a copy; "" if they
-        cannot.
+    reads  : the mover by which ranks of a node read each other's device memory.  "shared": they read it in place;
+        "ipc": they copy it; "": they cannot read it.
     staged : MPI does not accept pointers to device memory, so messages are staged through host memory.
     nccl   : NCCL can be used.
     why    : how the support of MPI was determined.
@@ -128,9 +128,10 @@ class Device(Protocol):
         """Compute C_i := alpha A_i B_i + beta C_i in one call, for stacks (items, rows, columns), items >= 1."""
 
     def multiply_each(self, alpha: Any, products: Sequence[tuple[Array, Array, Array]], beta: Any) -> None:
-        """Compute C := alpha A B + beta C for each (A, B, C), at least one, of one type and none of them empty.
+        """Compute C := alpha A B + beta C for each (A, B, C); there is at least one.
 
-        The matrices may have any shapes.  If the library of the device supports it, all products are one call.
+        The matrices have the same type and any shapes, and none is empty.  If the library of the device supports it,
+        all products are one call.
         """
 
     def solve_triangular(self, how: tuple[str, str, str, str], alpha: Any, A: Array, X: Array) -> None:
@@ -185,7 +186,7 @@ class Device(Protocol):
         """Send contiguous arrays to ranks of comm, and receive arrays from ranks of comm, with NCCL."""
 
     def reduce(self, comm: MPI.Comm, parts: Sequence[tuple[Array, Array, int]]) -> None:
-        """Assign, for each (part, total, root), total := the sum of all ranks' parts on rank root, with NCCL."""
+        """For each (part, total, root), set `total` on rank root to the sum of all ranks' parts, with NCCL."""
 
     def current_stream(self) -> Stream:
         """Return the caller's stream."""
@@ -230,7 +231,7 @@ class Device(Protocol):
     def takes(self, x: Any) -> Array | None:
         """Return another library's array on this device as an `Array`, without a copy; None for other objects.
 
-        Raises DTypeError where the library does not export the array, with the reason.
+        If the library does not export the array, raises DTypeError, which gives the reason.
         """
 
 
@@ -360,7 +361,7 @@ def beside(x: Array, y: Array) -> Array:
 
 
 def shadow(x: Array) -> np.ndarray:
-    """Return a NumPy array with the address and the strides of x, whose elements must not be read."""
+    """Return a NumPy array with the address and the strides of x.  Its elements must not be read."""
     if isinstance(x, np.ndarray):
         return x
     seen = dict(x.__cuda_array_interface__)

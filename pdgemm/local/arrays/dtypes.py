@@ -155,7 +155,10 @@ def product(a: np.dtype, b: np.dtype) -> np.dtype:
 
 
 def can_convert(source: np.dtype, target: np.dtype) -> bool:
-    """Return whether elements may be converted, also to fewer bits, but not from complex to real or real to integer."""
+    """Return whether elements may be converted to this type; it may have fewer bits.
+
+    Complex numbers are not converted to real numbers, nor real numbers to integers.
+    """
     return kind_rank(source) <= kind_rank(target)
 
 

@@ -62,7 +62,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def hash_start(seed: int, stream: int) -> np.ndarray:
-    """Return the hash of a seed and a stream, one word, with which the hash of each row begins.
+    """Return the hash of a seed and a stream: one word, from which the hash of each row is computed.
 
     Seed s of stream t has the same numbers as seed t of stream s; seed 0 of stream 0 starts with 0, which makes the
     hash of i = j = 0 zero.  Therefore random numbers use only the streams of `numbered`.
@@ -88,7 +88,7 @@ def random_bits(real: np.dtype) -> int:
 
 
 def _unit(h: np.ndarray, real: np.dtype) -> np.ndarray:
-    """Convert hashes to numbers in [0, 1), every bit of the significand random; 16-bit numbers are held as float32."""
+    """Convert hashes to numbers in [0, 1) with random bits in the whole significand; 16-bit types become float32."""
     bits = random_bits(real)
     wide = np.result_type(real, np.float32)
     return (h >> np.uint64(64 - bits)).astype(wide) * wide.type(0.5**bits)

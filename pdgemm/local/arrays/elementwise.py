@@ -190,7 +190,9 @@ def set_by_function(target: Array, rows: np.ndarray, cols: np.ndarray, f: Elemen
 
 
 def evaluated(act: Callable[..., Array], parts: Sequence[Any], into: Array) -> None:
-    """Set `into` to a NumPy function of numbers, and of arrays on the same device that are broadcast to its shape.
+    """Set `into` to the value of a NumPy function.
+
+    The function's arguments are numbers, and arrays on the same device, which are broadcast to the shape of `into`.
 
     A device works in slabs, so that temporaries stay small; the work is started in the current stream.
     """

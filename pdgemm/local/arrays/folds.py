@@ -90,7 +90,7 @@ def _pairwise(reduce: Callable[..., Array], x: Array, axis: int) -> Array:
 
 
 def _extreme(best: Callable[..., Array], x: Array, axis: int) -> Array:
-    """Return the least or largest elements: on a device in runs, because a few threads would read one long row."""
+    """Return the least or largest elements.  A device reduces runs, because few threads would read a whole long row."""
     return best(x, axis=axis) if isinstance(x, np.ndarray) else _pairwise(best, x, axis)
 
 

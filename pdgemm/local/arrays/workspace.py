@@ -24,7 +24,7 @@ class BufferCache:
 
     allocate : called with a number of bytes; returns memory of this size, or raises MemoryError.
     least : bytes of the smallest array that is allocated by `allocate` and cached.
-    most  : most bytes of cached memory.
+    most  : the largest number of bytes that are cached.
 
     The first write to a page costs a page fault, which clears the page; networks with RDMA also register the page.  A
     loop of products pays this cost once, as if its products were prepared.  The memory of an array may be used again as

@@ -70,7 +70,7 @@ def singular_values_of_band(band: np.ndarray) -> np.ndarray:
 class Bulges:
     """A Hermitian matrix with b diagonals below its main one, and space for the bulges of a chase.
 
-    Task (s, t) of sweep s reflects the rows and columns from s + 1 + t b on, b of them.  In task 0 the reflection
+    Task t of sweep s, (s, t), reflects b rows and columns, the first of which is s + 1 + t b.  In task 0 the reflection
     clears column s below its subdiagonal element; in each further task it clears the first column of the bulge that the
     previous task has made.  After sweep s, column s is tridiagonal.
 
@@ -98,7 +98,8 @@ class Bulges:
         """Carry out consecutive tasks of a sweep.
 
         before : (b + 1,), the reflection of the task before these: v, and then tau; not read in task 0.
-        reflections : (number of tasks, b + 1), overwritten with the reflections I - tau v v^H; zeros behind each v.
+        reflections : (number of tasks, b + 1), overwritten: each row has v, filled up with zeros, and then tau of the
+            reflection I - tau v v^H.
         """
         b, ld, flat, size = self.b, 3 * self.b, self._flat, self._flat.itemsize
         larfg, larf, real, conjugate = self._larfg, self._larf, flat.dtype.kind == "f", self._conjugate_of_tau

@@ -103,7 +103,7 @@ def multiply_stack(A: np.ndarray, B: np.ndarray, C: np.ndarray | None = None) ->
 
 
 def product_slabs(A: Array, B: Array, C: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield parts of the product C := A B that take a few milliseconds each: slabs of C along its longer dimension."""
+    """Yield parts of the product C := A B that take a few milliseconds each: C is cut along its longer dimension."""
     m, n = C.shape
     by_columns, length = n > m, max(m, n)
     flops = (8 if C.dtype.kind == "c" else 2) * C.size * A.shape[1]
@@ -184,7 +184,7 @@ def prepare_gemv(A: np.ndarray, x: np.ndarray, y: np.ndarray, adjoint: bool = Fa
 
 
 def prepare_hemv(A: np.ndarray, x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
-    """Return the product y := A x + y as `prepare_gemv`, for a Hermitian A, of which the lower triangle is read."""
+    """Return the product y := A x + y as `prepare_gemv`, for a Hermitian A.  Only the lower triangle of A is read."""
     char, one = A.dtype.char, _scalar(A.dtype.char, 1)
     vectors = _address(x), _int(1), one, _address(y), _int(1)
     name = "hemv" if A.dtype.kind == "c" else "symv"
@@ -210,9 +210,9 @@ def seen_by_fortran(
 
 
 def conjugates(order: str, order_of_c: str) -> bool:
-    """Return whether BLAS can conjugate an operand of one memory order in a product with C of another.
+    """Return whether BLAS can conjugate an operand, given the memory orders of the operand and of C.
 
-    BLAS has a conjugate transpose but no plain conjugate, so the operand must be read transposed.
+    BLAS has a conjugate transpose but no plain conjugate, so BLAS must read the operand as a transpose.
     """
     return order != order_of_c
 
@@ -234,7 +234,7 @@ def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Arra
 
 
 def padded(extent: int) -> int:
-    """Return the extent, in the workspace of `multiply_integers`, for `extent` rows, columns or inner indices."""
+    """Return how many rows, columns or inner indices the workspace of `multiply_integers` has for `extent` of them."""
     return -(-extent // PADDED) * PADDED
 
 

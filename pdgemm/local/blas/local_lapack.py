@@ -42,7 +42,7 @@ def trsm(
 
 
 def potrf(A: Array, lower: bool = True) -> int:
-    """Overwrite A with its Cholesky factor, where A = L L^H or U^H U, and zeros; return info.  Local.
+    """Overwrite A with its Cholesky factor L or U (A = L L^H or U^H U), with zeros outside; return info.  Local.
 
     Only the triangle of the factor is read.  A device factors the block, and copies info and the diagonal of the factor
     to the host, which waits for this small copy.

@@ -43,7 +43,7 @@ def new_gram(X: Array) -> Array:
 
 
 def add_gram(X: Array, G: Array) -> None:
-    """Compute G := conj(X^H X) + G, its upper triangle.  Local.   X : (m, k), row-major;  G : (k, k), column-major.
+    """Compute the upper triangle of G := conj(X^H X) + G.  Local.   X : (m, k), row-major;  G : (k, k), column-major.
 
     A device computes both triangles.
     """

@@ -64,7 +64,10 @@ def loaded_libraries() -> list[str]:
 
 
 def behind(library: ctypes.CDLL, among: Iterable[LibController]) -> LibController | None:
-    """Return the BLAS of `among` that a library is, or is linked to: a symbol has the same address in both."""
+    """Return the one of the BLAS libraries `among` that `library` is, or that it is linked to; None if there is none.
+
+    They are recognised by a symbol that has the same address in both.
+    """
 
     def address(where: ctypes.CDLL, symbol: str) -> int | None:
         return ctypes.cast(getattr(where, symbol), ctypes.c_void_p).value if hasattr(where, symbol) else None

@@ -83,7 +83,7 @@ def deflate(d: np.ndarray, z: np.ndarray, rho: float, half: int) -> Secular:
     d, z : eigenvalues of the first `half`, then of the second, each ascending; |z| = sqrt 2.   rho >= 0.
 
     An eigenvalue is deflated if its element of z is negligible, or if a rotation of its column and the next one makes
-    the element negligible, which perturbs D + rho z z^T by 8 u max(|d|, |z|), as in LAPACK's dlaed2.
+    the element negligible.  This perturbs D + rho z z^T by 8 u max(|d|, |z|), as in LAPACK's dlaed2.
     Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1), 1995, section 4.1.
     """
     dtype, rho = d.dtype, 2 * rho

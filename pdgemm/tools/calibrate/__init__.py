@@ -39,10 +39,11 @@ def calibrate(comm: MPI.Intracomm, device: str = HOST) -> Machine:
 
     device : "host", or "cuda" for matrices on GPUs; raises DeviceError if there is none.
 
-    All ranks compute and send at the same time, as they do in a product.  Links between nodes are measured by one
-    rank of each node where there are several nodes, links inside nodes where each node has several ranks; other links
-    keep their defaults.  Messages between GPUs are sent as products send them: from device memory if MPI accepts
-    device pointers, else staged through the host; NCCL and CUDA IPC are measured where products can use them.
+    All ranks compute and send at the same time, as they do in a product.  If there are several nodes, links between
+    nodes are measured, by one rank of each node.  If each node has several ranks, links inside nodes are measured.
+    Other links keep their defaults.  Messages between GPUs are sent as products send them: from device memory if MPI
+    accepts device pointers, otherwise staged through the host.  NCCL and CUDA IPC are measured where products can use
+    them.
     """
     with ProcessGrid(comm, (1, comm.size)) as grid:
         gpu = device_on(grid, device)

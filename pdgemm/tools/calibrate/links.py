@@ -34,7 +34,7 @@ def links(comm: MPI.Comm, all_: MPI.Comm, place: MeasuredPlace, ahead: int) -> d
     """Return the links among the ranks of comm.
 
     all_  : the ranks of all communicators that are measured at the same time as comm.
-    ahead : panels in flight behind the panel for which the rank waits.
+    ahead : the number of panels in flight besides the panel for which the rank waits.
     """
     measured, sizes = {}, (_SMALL, place.sizes.words)
     others = comm.size - 1

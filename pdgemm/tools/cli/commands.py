@@ -1,8 +1,13 @@
 """The command line: `pdgemm` under mpirun or srun, or as one process.  Rank 0 writes all output.
 
-Exit codes, the same on all ranks: 0 done, 1 a result is wrong (`verify`, `--verify`, `--protect`), no plan fits the
-memory (`plan`) or a case was not measured (`scaling`), 2 bad input, 3 an unexpected error (the whole job is ended),
-130 and 143 ended by SIGINT, SIGTERM or SIGUSR1.
+Exit codes, the same on all ranks:
+
+    0           done
+    1           a result is wrong (`verify`, `--verify`, `--protect`), no plan fits the memory (`plan`), or a case was
+                not measured (`scaling`)
+    2           bad input
+    3           an unexpected error; the whole job is ended
+    130, 143    ended by SIGINT, or by SIGTERM or SIGUSR1
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _RANDOM = 30  # the most random columns G of `svd_checks`
 
 @dataclass(frozen=True)
 class Check:
-    """A relative error, and its bound by rounding, which is infinite if a norm overflows."""
+    """A relative error, and the bound that rounding sets for it.  The bound is infinite if a norm overflows."""
 
     what: str
     value: float
@@ -46,7 +46,7 @@ class Check:
 
 
 def rounded(what: str, value: float, A: DistMatrix, size: float, times: float = 1.0) -> Check:
-    """Return the check that value / size <= 3 eps times, with eps of A's type.
+    """Return the check that the error value / size is at most 3 eps times the factor `times`; eps is that of A's type.
 
     If the size is infinite, the check is neither passed nor wrong.
     """
@@ -102,7 +102,10 @@ def svd_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, A
     values, limit = (s / first).astype(s.dtype), None if memory is None else max(memory, 1 << 24)
 
     def remaining(M: Any, X: DistMatrix, Y: DistMatrix, more: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
-        """Return M X / s_1 - Y diag(s) / s_1, and (M - Y diag(s) X^H) more / s_1, from one product with M."""
+        """Return two matrices from one product with M: (M X - Y diag(s)) / s_1 and (M - Y diag(s) X^H) more / s_1.
+
+        more : further columns.
+        """
         columns: Any = np.hstack([X, more])
         both = pdgemm(1, M, columns * (1 / first), memory_limit=limit)
         image, rest = both[:, :k], both[:, k:]
@@ -128,9 +131,12 @@ def svd_checks(A: Any, U: DistMatrix, s: Any, Vh: DistMatrix, facts: dict[str, A
 def lstsq_checks(A: DistMatrix, X: DistMatrix, R: DistMatrix, rank: int) -> list[Check]:
     """Return the checks that X minimises |B - (A + E) X| for a small E, and is the solution of least norm.
 
-    |(|x|^2 Ah A + |r|^2 I)^-1/2 Ah r|_2 is about the least |E|_F, relative to |A|_2, for each column x and its residual
-    r = b - A x (Walden, Karlson & Sun, Numer. Linear Algebra Appl. 2(3), 1995).  Only the `rank` largest singular
-    values of A and their vectors are used; the x of least norm is in the span of the right singular vectors.
+    For each column x, with the residual r = b - A x, the least |E|_F is estimated relative to |A|_2.  It is about
+
+        |(|x|^2 Ah A + |r|^2 I)^-1/2 Ah r|_2
+
+    (Walden, Karlson & Sun, Numer. Linear Algebra Appl. 2(3), 1995).  Only the `rank` largest singular values of A and
+    their vectors are used; the x of least norm is in the span of the right singular vectors.
     """
     _, s, Vh = svd(A)
     kept, Vh, first, most = s[:rank, None].astype(float), Vh[:rank], float(s.max(initial=0)) or 1.0, max(A.shape)
@@ -161,7 +167,10 @@ def _orthonormal(rounding: float, **matrices: DistMatrix) -> list[Check]:
 
 
 def eigh_checks(A: DistMatrix, w: Any, V: DistMatrix | None, lower: bool) -> list[Check]:
-    """Return checks that A is Hermitian, and of w and V if it is not None; errors are relative to |A|_F."""
+    """Return the checks of A, which must be Hermitian, of the eigenvalues w and, unless V is None, of the vectors V.
+
+    Errors are relative to |A|_F.
+    """
     H = whole(A, lower)
     n, checks, size = len(H), structure_checks(H, "her") + _disorder("w", w, -inf), H.norm() or 1.0
     rounding = EPS * eps(H.dtype) * sum(H.shape) if size < inf else inf

@@ -106,7 +106,7 @@ def svd() -> None:
     that A V = U diag(s) and Ah U = V diag(s), and that no singular value of A - U diag(s) Vh exceeds the smallest one
     in s.
 
-    With --memory, A may be larger than the memory: it is read twice if a triangle of its lesser dimension fits the
+    With --memory, A may be larger than the memory: it is read twice if a triangle of order min(m, n) fits the
     memory of a rank, and otherwise as often as the tolerance requires.  --verify reads it twice more.
     """
 

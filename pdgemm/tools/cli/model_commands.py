@@ -43,7 +43,7 @@ _shape = options.stacked_options(
 @_shape
 @click.option(
     "--batch", type=options.COUNT,
-    help="Samples of a step, on all ranks together.  [default: a million tokens, and as many on each rank]",
+    help="Samples of a step, on all ranks together.  [default: equally many on each rank, about 2^20 tokens in all]",
 )  # fmt: skip
 @click.option("--ranks", type=options.COUNT, help="Number of ranks, unless --layout tells it.")
 @click.option("--ranks-per-node", type=options.COUNT, help="[default: that of the machine]")

@@ -163,9 +163,9 @@ def typed(parameters: Iterable[str]) -> list[str]:
 
 
 def check_apart(others: dict[str, str | None], datasets: Iterable[Any]) -> None:
-    """Raise UsageError where another file of the command is also the file of a dataset, or of another option.
+    """Raise UsageError if a file in `others` is also the file of a dataset, or if two options name the same file.
 
-    others : the other files, by their options.
+    datasets : the datasets of the command.   others : its other files, by the options that name them.
     """
     used = {os.path.realpath(x.path) for x in datasets if x}
     for name, path in ((name, os.path.realpath(file)) for name, file in others.items() if file):

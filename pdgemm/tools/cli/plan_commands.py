@@ -226,8 +226,8 @@ def calibrate(output: str, device: str, force: bool, as_json: bool) -> int:
     Warns about implausible results, which mean that the machine was busy or has fewer cores than ranks.  Where a figure
     is impossible after three measurements, no file is written; the exit code then is 1.
 
-    Products read the files that PDGEMM_MACHINE names, one for hosts, one for GPUs or both with a colon between them;
-    `plan` and `simulate` read the one of --machine.
+    Products read the files that PDGEMM_MACHINE names: one for hosts, or one for GPUs, or both, separated by a colon.
+    `plan` and `simulate` read the file that --machine names.
     """
     from mpi4py import MPI
 

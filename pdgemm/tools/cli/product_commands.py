@@ -74,7 +74,7 @@ def generate(
 @click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert A and B first; default: as stored.")
 @click.option(
     "--memory", type=BYTES,
-    help="Per rank, for A, B, C and all buffers: larger matrices are read and multiplied in parts.",
+    help="Memory per rank for A, B, C and all buffers; larger matrices are read and multiplied in parts.",
 )  # fmt: skip
 @click.option(
     "--checkpoint", type=SECONDS,

@@ -41,11 +41,11 @@ _of_training = options.stacked_options(
     ),
     click.option(
         "--layouts", "layouts", multiple=True, default=(AUTO,), show_default="auto",
-        help="Layout of training: auto (the fastest by the plan), dp,tp,pp or such as dp=2,tp=2.  May be repeated.",
+        help="Layout of training: auto (the fastest by the plan), dp, tp, pp, or such as dp=2,tp=2.  May be repeated.",
     ),
     click.option(
         "--batch", type=options.COUNT, default=16, show_default=True,
-        help="Samples of a step; in a weak study, of a step and rank.",
+        help="Samples of a step; in a weak study, samples of a step on each rank.",
     ),
     *(click.option(f"--{name}", type=options.COUNT, default=size, show_default=True) for name, size in SIZES.items()),
 )  # fmt: skip
@@ -94,8 +94,8 @@ def scaling(
     **studied: Any,
 ) -> int:  # fmt: skip
     """Measure products on growing numbers of ranks: the same shapes (strong), shapes that take the same memory on each
-    rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples (strong, the
-    default), or as many on each rank (weak).
+    rank (weak), or several shapes (shapes).  With --train, steps of training: with the same samples in all (strong, the
+    default), or with the same number of samples on each rank (weak).
 
     Without a launcher, it starts a job for each number of ranks; under mpirun or srun it uses the first ranks of that
     job.  Cases that are in the file are not measured again.
@@ -248,7 +248,8 @@ def _cores() -> int:
 def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, repeats: int, warmup: int) -> int:
     """Measure the remaining cases on the ranks of this job; return the exit code.
 
-    A job that is the whole study, with `only` None, also compares losses and writes the page, on rank 0.
+    only : numbers of the cases to measure.  None: this job is the whole study; rank 0 also compares losses and writes
+        the page.
     """
     from mpi4py import MPI
 
@@ -277,7 +278,10 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
 
 
 def _calibrated(comm: MPI.Intracomm, study: _StudyInFile) -> Machine | None:
-    """Measure and record the machine; None, with a warning, where it was so busy that a figure is impossible."""
+    """Measure, record and return the machine.
+
+    If the machine was so busy that a figure is impossible, warn and return None.
+    """
     from pdgemm.io.atomic import on_root
     from pdgemm.planning.machines.plausible import impossible_figures
     from pdgemm.tools.calibrate import calibrate

@@ -107,7 +107,7 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _gpu_memory(grid: ProcessGrid) -> tuple[str, str]:
-    """Return how ranks access each other's GPU memory, which is tested, and how GPU messages leave a node.
+    """Return two texts: how ranks access each other's GPU memory (this is tested), and how GPU messages leave a node.
 
     Collective over the grid.
     """

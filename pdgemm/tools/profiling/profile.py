@@ -106,7 +106,8 @@ class _Timeline(Struct):
 class Rank:
     """The seconds and transfers of one rank of a traced run.
 
-    seconds   : the time of all products, from call to return.   phases : the time of each phase, redistributions apart.
+    seconds   : the time of all products, from call to return.
+    phases    : the time of each phase, without redistributions.
     reports   : the reports of its products.
     training  : the time of steps of training by phase, and "waits", the waits in forward and backward passes.
     transfers : by kind, the seconds and bytes of each transfer, and whether the rank waited at its middle and its end.

@@ -121,7 +121,7 @@ def _ping(leaders: MPI.Comm, clock: Callable[[], float]) -> Clocks:
 
 
 def on_root_clock(before: Clocks, after: Clocks) -> Callable[[float], float]:
-    """Return the map from this rank's clock to rank 0's clock, linear through both comparisons."""
+    """Return the linear function that maps this rank's clock to rank 0's clock as both comparisons have found."""
     passed = after.here - before.here
     rate = (after.root - before.root) / passed if passed > 0 else 1.0
     return lambda t: before.root + (t - before.here) * rate

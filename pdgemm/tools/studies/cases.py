@@ -95,7 +95,8 @@ def cases(
 
     strong : the shapes stay as they are on all numbers of ranks.
     weak   : the sides grow with sqrt(ranks), so that A, B and C take the same memory on each rank.
-    shapes : several shapes stay as they are; a single shape stands for the four cuboids of the same m n k in FAMILIES.
+    shapes : several shapes stay as they are.  A single shape stands for four shapes with the same product m n k: see
+             FAMILIES.
     """
     if kind not in KINDS:
         raise ArgumentError(f"a study is one of {', '.join(KINDS)}, got {kind!r}")

@@ -1,4 +1,5 @@
-"""Reads files of studies: curves, whose measurements a line of a figure joins, and the cases that cannot be drawn."""
+"""Reads files of studies.  The results are curves (a line of a figure joins the measurements of one curve), and the
+cases that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ class Point(Measurement, kw_only=True):
 
     @property
     def words(self) -> float:
-        """The words that the busiest rank received, words read in place included."""
+        """The words that the busiest rank received or read in place."""
         return self.product.per_rank.words_received.max
 
     @property
@@ -119,7 +120,7 @@ class Point(Measurement, kw_only=True):
 
 @dataclass(eq=False)
 class Curve:
-    """Points of cases that differ only in the number of ranks, in the same setting, by growing numbers of ranks.
+    """The points of one setting whose cases differ only in the number of ranks, in the order of this number.
 
     forecast : the predictions of the planner, where there are any.
     """

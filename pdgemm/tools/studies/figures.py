@@ -300,7 +300,7 @@ def from_0(axes: Axes) -> None:
 def draw_parts(
     axes: Axes, places: np.ndarray, parts: Sequence[Mapping[str, float]], colors: Mapping[str, str], **style: Any
 ) -> Any:
-    """Draw a horizontal bar for each of several times, divided into its parts, and return the last parts of all bars.
+    """Draw a horizontal bar for each item of `parts`, a time by its parts; return the last parts of all bars.
 
     colors : the colours of the parts, in their order.
     """

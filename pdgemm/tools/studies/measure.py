@@ -46,8 +46,8 @@ def measure(
     """Return the record of a case on rank 0.  Collective over the grid, which has `case.ranks` ranks.
 
     Each repetition is a whole call of `pdgemm` between two barriers, with A, B and C as `DistMatrix` lays them out by
-    default; its time is that of the slowest rank.  The peak is the rate of local products on all ranks at once, right
-    before and right after the repetitions, the better of both.
+    default; its time is that of the slowest rank.  The peak is the rate of local products on all ranks at once; it is
+    measured right before and right after the repetitions, and the higher rate counts.
     notify : is called with the number of repetitions done.
     """
     comm, (m, n, k), dtype = grid.comm, case.mnk, np.dtype(case.dtype)
@@ -106,9 +106,9 @@ def measure(
 def _peak(grid: ProcessGrid, case: Case) -> float:
     """Return the flops per second of all ranks together, in local products at the same time; best of PEAK_REPEATS.
 
-    The time is that of the slowest rank, as in a product on all ranks.  A local product has as many operations as the
-    whole case, because small products are slower, but no more memory than the case on one rank, and a side of at least
-    512 and at most PEAK_SIDE.
+    The time is that of the slowest rank, as in a product on all ranks.  The local matrices are square.  A local product
+    has as many operations as the whole case, because small products are slower; it has fewer if the matrices would take
+    more memory than those of the case on one rank, or more than PEAK_SIDE rows.  They have at least 512 rows.
     """
     (m, n, k), dtype, device = case.mnk, np.dtype(case.dtype), case.device
     fitting_side = isqrt((m * k + k * n + m * n) // (3 * case.ranks))

@@ -52,7 +52,7 @@ def _write(figure: Figure, out: Path) -> None:
 
 # ------------------------------------------------------------------ candidates
 def draw_candidates(candidates: Sequence[Candidate], out: Path, title: str, memory: int | None) -> None:
-    """Draw the time and the memory of each candidate.   memory : limit in bytes per rank, or None."""
+    """Draw the time and the memory of each candidate.   memory : the limit in bytes per rank; None: no limit."""
     with figures.drawing():
         figure = _figure(figures.WIDTH, 1.2 + 0.21 * len(candidates))
         figure.suptitle(title, fontsize=9.5)
@@ -129,7 +129,10 @@ def draw_timeline(profile: Profile, out: Path, title: str, said: str = "", words
 
 
 def _timeline(ranks: Sequence[Rank], axes: Axes) -> None:
-    """Draw a row for each rank: products and waits above, transfers below; of very many spans only the longest."""
+    """Draw a row for each rank: products and waits above, transfers below.
+
+    If there are very many spans, only the longest are drawn.
+    """
     begin = min((x.start for rank in ranks for x in rank.spans), default=0.0)
     end = max((x.start + x.seconds for rank in ranks for x in rank.spans), default=1.0)
     lengths = np.sort([x.seconds for rank in ranks for x in rank.spans if x.name in SPANS])

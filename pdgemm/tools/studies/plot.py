@@ -65,7 +65,7 @@ class ReportSection(NamedTuple):
 
 
 def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
-    """Write the report of a study, and print whether the losses of training agree; return the exit code, 1 if not."""
+    """Write the report of a study, and print whether the losses of training agree; return 1 if not, otherwise 0."""
     study = read_study(path)
     measured = [study.measured[case] for case in wanted if case in study.done and isinstance(case, TrainingCase)]
     losses = agreement([TrainingPoint.of(record, path) for record in measured])

@@ -27,7 +27,7 @@ from pdgemm.tools.studies.training.training_cases import TrainingCase
 class Prediction:
     """The prediction of a case, of a product or of training.
 
-    words : words that the busiest rank receives, of a sample of ranks; nan where they are not predicted.
+    words : the words that the busiest rank in a sample of ranks receives; nan where they are not predicted.
     """
 
     case: Case | TrainingCase

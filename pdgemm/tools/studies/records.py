@@ -182,7 +182,7 @@ def number_done(path: Path, wanted: Sequence[AnyCase]) -> int:
 
 
 def left(study: Study, wanted: Iterable[AnyCase]) -> list[AnyCase]:
-    """Return the cases to be measured, with cases that failed or were wrong before at the end."""
+    """Return the cases to be measured; those that failed or were wrong before are at the end."""
     return sorted((case for case in wanted if case not in study.done), key=lambda case: case in study.measured)
 
 

@@ -100,7 +100,7 @@ def multiplied(setting: Setting) -> Way:
 
 
 def own(setting: Setting, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> tuple[Layout, Layout, Layout]:
-    """Return the layouts of the product with the shortest prediction, redistribution not counted."""
+    """Return the layouts of the product with the shortest predicted time, without the time of redistribution."""
     algorithms = [*ALGORITHMS] if setting.variant == "auto" else [setting.variant]
     shapes = [None, *((rows, cols) for rows, cols in boxes(setting.comm.size))]
     plans = []

@@ -99,8 +99,8 @@ def bytes_into_a_host(mnk: MNK, hosts: int, layout: str = "", itemsize: int = 8)
 class Limit:
     """The limit of a contender between hosts: its time is at least max(product, transfer), in seconds.
 
-    jobs : the jobs of LIMITS.   share : the factor of the seconds of the product.   nbytes : the bytes that the busiest
-    host receives, for contenders that do not report theirs.   rate : the rate of the cables, bit/s.
+    jobs : the jobs of LIMITS.   share : a factor for the measured seconds of the product.   nbytes : the bytes that the
+    busiest host receives, for contenders that do not report theirs.   rate : the rate of the cables, bit/s.
     """
 
     def __init__(self, jobs: dict[str, Job], mnk: MNK, nbytes: float, rate: float, share: float = 1.0) -> None:

@@ -214,8 +214,8 @@ class Function(NamedTuple):
     """A function of A and B, which it may overwrite.
 
     name : the name in pdgemm.linalg.   image : applies the result to a vector x.
-    expected : given A, B, x, the image and the result, returns two vectors that must agree: the image, or A times the
-        image, and its expected value.
+    expected : given A, B, x, the image and the result, returns two vectors that must agree.  The first is the image or
+        A times the image, the second its expected value.
     """
 
     name: str

@@ -123,7 +123,7 @@ def error(comm: MPI.Intracomm, mnk: tuple[int, int, int], blocks: tuple[Block, B
 
 
 def next_line(comm: MPI.Comm) -> str:
-    """Return the next line of rank 0's input on all ranks, which sleep until then, so that others have the cores."""
+    """Return the next line of rank 0's input on all ranks.  Until then all ranks sleep, for others to use the cores."""
     if comm.rank == 0:
         line = sys.stdin.readline().strip()
         for rank in range(1, comm.size):

@@ -86,7 +86,10 @@ def wrong_once(place: str, here: bool, bit: int) -> Iterator[None]:
 
 
 def case(comm: Any, rng: random.Random, say: Callable[[str], None]) -> str:
-    """Compute a product without and with a flip, which must be found if its effect is large, and repaired exactly."""
+    """Compute a product without and with a flipped bit.
+
+    If the effect of the flip is large, it must be found, and with "repair" the result must be exactly the usual one.
+    """
     from problems import DTYPES
 
     from pdgemm import DistMatrix, ProcessGrid, pdgemm

@@ -262,7 +262,10 @@ class Calls:
 
 
 def deviate(rng: random.Random, say: Callable[[str], None]) -> str:
-    """Call a function: with right arguments, a wrong one on one rank or all, or another call, or none, on one rank."""
+    """Call a function on all ranks, mostly with a fault.
+
+    The fault is a wrong argument, on one rank or on all, or one rank calls another function or none.
+    """
     comm = WORLD.Dup()
     calls = Calls(comm, rng)
     if comm.rank == 0 and not Path("in.h5").exists():

@@ -98,7 +98,8 @@ def multiply(trial: Trial) -> None:
 def inputs(trial: Trial) -> None:
     """Change A, B or C on entry while a product runs or after it was killed, and restore the times of its file.
 
-    A running product may have read the old matrix before, and be right for it; a continued one refuses such files.
+    A running product may have read the old matrix; its result is then right for the old one.  A product that is
+    continued refuses changed files.
     """
     rng, work = trial.rng, trial.work
     m, n, k = (rng.randint(300, 900) for _ in range(3))
