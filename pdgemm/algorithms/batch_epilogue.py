@@ -66,7 +66,8 @@ class BatchEpilogue:
     def _check_shapes(self, name: str, x: Batch) -> None:
         """Raise LayoutError where an item has the wrong shape.
 
-        An item must have the shape of C's item; an item of scale or bias must be a row or a column of that length.
+        An item must have the shape of C's item.  An item of scale or bias must have the shape of one row, or of one
+        column, of C's item.
         """
         whole = (x.shapes == self._C.shapes).all(axis=1)
         if name in ("scale", "bias"):

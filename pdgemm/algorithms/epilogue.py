@@ -53,9 +53,9 @@ class Epilogue:
     Products may be real or complex; an activation needs a real product.  Operands may have any real type, or a complex
     type if C is complex.
 
-    Cost: one pass over C on each rank; a distributed vector sends n words to each row of the grid (m to each column);
-    a residual in another layout is redistributed.  Where C is narrower than the type of accumulation, the sums need
-    mn/P more words of memory.
+    Cost: one pass over C on each rank; n words of a distributed row are sent to each row of the grid, m words of a
+    distributed column to each column; a residual in another layout is redistributed.  Where C is narrower than the type
+    of accumulation, the sums need mn/P more words of memory.
     Error: that of the product, times |f'| <= 1.13, and some units in the last place of the type of accumulation.
 
         hidden = Epilogue(bias=b, activation="gelu", aux=Z)
@@ -216,7 +216,7 @@ class EpilogueRun:
         return device.to_device(part, "C") if device else part
 
     def _source(self, name: str) -> Array:
-        """Return this rank's source array of an operand: its part of the residual, or repeated rows or columns."""
+        """Return the array from which this rank sends an operand: its part of a residual, or copies of a vector."""
         return self._workspace.repeated.get(name, getattr(self._epilogue, name).stored)
 
     def begin(self, beta: Any) -> None:

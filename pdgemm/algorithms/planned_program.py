@@ -48,7 +48,7 @@ def matrices_in(*arguments: Any) -> tuple[list[DistMatrix | Streamed], list[np.n
 
 
 def _fields(x: Any) -> dict[Any, Any]:
-    """Return the fields of a tuple, or of a dataclass such as the factors of a matrix; of other values, {}."""
+    """Return the fields of a tuple, or of a dataclass such as the factors of a matrix; {} for other values."""
     return dict(enumerate(x)) if isinstance(x, tuple) else vars(x) if is_dataclass(x) else {}
 
 

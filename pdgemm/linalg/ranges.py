@@ -129,7 +129,7 @@ class Equilibrated(Measured):
 
 
 class RightSide(Measured):
-    """The right-hand side of a system with an equilibrated matrix, which is the operand before it.
+    """The right-hand side of a system.  The operand before it is the system's matrix, which is `Equilibrated`.
 
     Each row is scaled by the power of its equation: that of a row of the matrix or, if the function's argument
     `transposed` is true, of a column.  Each column has a power of its own.   Cost: a reduction of all columns.
@@ -263,8 +263,9 @@ def _is_measured(x: Any) -> bool:
 def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     """Is the largest of this rank's elements in range, or zero, infinite or NaN?  Local.
 
-    On a device all elements are measured instead of the diagonal, which would be copied to the host.  If one of them is
-    infinite or NaN, the answer is no, and `exponent` then measures the finite elements that the function reads.
+    If only the diagonal counts, but the matrix is on a device, all elements are measured instead, so that the diagonal
+    is not copied to the host.  If one of these elements is infinite or NaN, the answer is no, and `exponent` then
+    measures the finite elements that the function reads.
     """
     part = x.stored if isinstance(x, DistMatrix) else x
     on_diagonal = isinstance(x, DistMatrix) and operand.diagonal

@@ -294,8 +294,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return a matrix norm, or the norms of columns or rows, the same on every rank.  Collective over the grid.
 
         kind : "fro" sqrt(sum |a|^2), 1 max column sum, -1 min column sum, numpy.inf max row sum, -numpy.inf min row
-            sum, "max" max |a|; by `pdgemm.linalg.norm` 2 and -2 the largest and the smallest singular value, "nuc" the
-            sum of the singular values.
+            sum, "max" max |a|.  Computed by `pdgemm.linalg.norm`: 2 the largest singular value, -2 the smallest, "nuc"
+            the sum of the singular values.
         axis : 0 for the norms of columns, 1 for the norms of rows, as by `vector_norm`, with "fro" as 2.
         A NaN anywhere gives NaN; no intermediate result overflows.
         """

@@ -121,7 +121,7 @@ class KeptState:
 
 
 def _is_readable(x: Array, grid: ProcessGrid) -> bool:
-    """Return whether the other ranks of the node can read an array of this rank, or need not: it is empty."""
+    """Return whether the other ranks of the node can read an array of this rank; True for an empty one."""
     return not x.size or (not devices.of(x) and grid.memory.lies_here(x))
 
 

@@ -257,7 +257,10 @@ def local_strip(x: Scaled) -> tuple[Strip, Any]:
 
 
 def _block(shape: tuple[int, int], scales: tuple[int, int], block: Any) -> tuple[int, int]:
-    """Return the rows and columns that share a scale.  Raises LayoutError where the shapes do not fit."""
+    """Return the numbers of rows and of columns of a block that shares a scale.
+
+    Raises LayoutError if `scales`, the shape of the matrix of scales, does not fit.
+    """
     if block is None:
         if any(x not in (1, n) for x, n in zip(scales, shape)):
             raise LayoutError(f"scales of shape {scales} for values of shape {shape} need block=(rows, columns)")

@@ -133,7 +133,7 @@ class Routing:
 
     @property
     def imbalance(self) -> float:
-        """The most rows of any rank / the mean over all ranks."""
+        """The number of rows of the rank that gets the most rows, divided by the mean number over all ranks."""
         return max(self.counts) * self.grid.size / max(1, sum(self.counts))
 
     @repeated_if_unmapped
@@ -167,8 +167,8 @@ class Routing:
                 a group become beta Y.  None: Y is allocated; its row ik + j is on the ranks of row i of the
                 matrix that `plan_grouped` was called with.
 
-        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`; items that are not
-        one array on the host are copied first.
+        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`.  If this rank's items are not
+        contiguous parts of one array on the host, they are first copied into one array.
         """
         start, comm, new_result = perf_counter(), self.grid.comm, Y is None
         with together(comm, check) as arguments:
@@ -212,7 +212,9 @@ class Routing:
         return Batch(items, shapes, self.owner, rows.dtype, self.grid.comm, devices.of(rows))
 
     def transfer_to(self, Y: DistMatrix, rows: Array, beta: Any, new_result: bool, check: bool) -> RoutedTransfer:
-        """Return the transfer Y := R + beta Y of `to_rows`; `rows` of `new_rows` has this rank's groups.  Collective.
+        """Return the transfer Y := R + beta Y of `to_rows`.  Collective.
+
+        rows : an array from `new_rows`, with the rows of this rank's groups.
 
         new_result : Y was allocated for this transfer.
         """

@@ -70,9 +70,9 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 @repeated_if_unmapped
 def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
-    """Copy elements of X to Y, and set Y.report.  Collective.   pairs : indices in X and Y, of rows and of columns.
+    """Copy elements of X to Y, and set Y.report.  X and Y share no memory.  Collective.
 
-    X and Y share no memory.
+    pairs : which row of X is copied to which row of Y, and the same for columns.
     """
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:

@@ -41,8 +41,8 @@ class Accumulator:
              where `call.poll` has to be called every few milliseconds.  If `call.mirrored`, square tiles on the
              diagonal of C are computed from A only, with half of the flops.
     formed : the elements of `sums` that are computed; None: all.  The other elements are neither read nor written.
-    scales : the scales of A for the rows of `sums`, and of B for its columns, by which converted panels are multiplied;
-             None: `call.scales`.
+    scales : the scales of A for the rows of `sums`, and those of B for its columns; None: `call.scales`.  A panel is
+             multiplied by its scales when it is converted.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Accumulator:
             completed(window)
 
     def add_wide(self, A: Array, B: Array, inner: Inner = None) -> None:
-        """Add a product over many inner indices, in panels of the plan's width where operands are converted.
+        """Add a product over many inner indices.  If operands are converted, panels of the plan's width are multiplied.
 
         inner : the inner indices, if A or B has scales; None: 0, 1, 2, ...
         """

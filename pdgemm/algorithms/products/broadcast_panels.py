@@ -74,7 +74,7 @@ class BroadcastPanels:
         self._travels, self._holds = self._comes and not plan.transport.shared, held
 
     def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> PreparedPanel:
-        """Return the array with the columns `runs` that will be multiplied, and the actions that fill this array.
+        """Return the array that will hold the columns `runs` of the operand, and the actions that fill this array.
 
         steps : the owners, and the columns of each owner.  Columns of several owners are stored side by side, in
         column-major order if they are sent, so that the columns of each owner are contiguous.

@@ -72,10 +72,12 @@ class LayerSums:
         places: Sequence[slice],
         owners: list[int],
     ) -> None:
-        """Form the sums of a window owner by owner, this rank's part last; each part is sent before the next is formed.
+        """Reduce a window whose partial sums are formed owner by owner, those that this rank owns in C last.
 
-        form   : computes the ranges with these numbers in `sums`.
-        owners : the rank in `comm` that owns each range.   Each owner adds its local sums last, so the order is fixed.
+        The partial sums for one owner are sent before those for the next one are formed.  Each owner adds its own
+        partial sums last, so the order of addition is fixed.
+        form   : gets the numbers of some ranges, and computes their partial sums in `sums`.
+        owners : the rank in `comm` that owns each range.
         """
         comm, recorder, counts = self._comm, self._recorder, self._reduction.counts(*self._at, window)
         starts, me = np.cumsum([0, *counts]).tolist(), comm.rank

@@ -42,9 +42,9 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
     DeviceError where cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P: n^3/(3P) flops; at most n^2/2 (1/Pr + 1/Pc) words in, and n^2/P if A is moved first.
-    Raises LinAlgError on all ranks, with the number of the first leading minor, counted from 1, that is not positive
-    definite; then A is unchanged, except with overwrite_a.  Raises LayoutError, DTypeError, DeviceError, ArgumentError
-    or GridError on all ranks.
+    Raises LinAlgError on all ranks if A is not positive definite; the message has the order of the first leading minor
+    that is not.  Then A is unchanged, except with overwrite_a.  Raises LayoutError, DTypeError, DeviceError,
+    ArgumentError or GridError on all ranks.
     Error: |A - L L^H| <= gamma_{n+1} |L||L^H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 10.1).
     """
     factor, minor = cholesky_factor(A, lower, overwrite_a)

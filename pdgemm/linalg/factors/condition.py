@@ -52,7 +52,7 @@ def regular(A: DistMatrix, rcond: float) -> float:
         warn_together(
             A.grid.comm,
             f"A ({shape_of(A)} on a {A.grid} grid) is ill-conditioned: its reciprocal condition number, about "
-            f"{rcond:.1e}, is less than eps, and no digit of the result may be right",
+            f"{rcond:.1e}, is less than eps, and possibly all digits of the result are wrong",
         )
     return rcond
 
@@ -104,7 +104,9 @@ def _start(n: int) -> np.ndarray:
 
 
 def one_norm(A: DistMatrix, kind: str, lower: bool) -> float:
-    """Return |A|_1 of the matrix that `solve` reads: A, a triangle, or a triangle's Hermitian matrix.  Collective.
+    """Return the 1-norm of the matrix that `solve` reads, which depends on `kind`.  Collective.
+
+    This matrix is A, a triangle of A, or the Hermitian matrix that a triangle of A defines.
 
     kind  : the structure of A, as `pdgemm.linalg.factors.solve.structure` returns it.
     lower : with "pos", the lower triangle is read.

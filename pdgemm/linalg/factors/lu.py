@@ -272,7 +272,7 @@ def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
 
 
 def _determinant(A: DistMatrix) -> tuple[Any, int]:
-    """Return the determinant of A as a number near 1, or 0, infinity or NaN, times 2^exponent.  Collective."""
+    """Return a number x and an exponent: det A = x 2^exponent, and x is near 1, or 0, infinity or NaN.  Collective."""
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True, panels=True)
         arguments += ["a determinant", A.distribution, A.dtype]
@@ -290,7 +290,7 @@ def _determinant(A: DistMatrix) -> tuple[Any, int]:
 def _eliminated(A: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
     """Return mantissas and exponents of the factors of det A: U's diagonal and P's sign in P A = L U.  Collective.
 
-    Warns on all ranks where no digit of the product may be right.
+    Warns on all ranks if possibly all digits of the product are wrong.
     """
     norm, factors = A.norm(1), lu_factor(A)
     sign = 1 - 2 * (np.count_nonzero(factors.pivots != np.arange(A.shape[0])) % 2)

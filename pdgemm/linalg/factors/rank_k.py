@@ -229,7 +229,7 @@ def _rank_k(
 
 
 class RankUpdate(NamedTuple):
-    """The form of the product op(A) op(B)^H, or op(A) op(B)^T if not `hermitian`, of which one triangle is computed.
+    """A product of which one triangle is computed: op(A) op(B)^H, or op(A) op(B)^T if not `hermitian`.
 
     real : names of the scalars that must be real.   unknown : names of unknown options.   protect : must be None.
     """
@@ -273,7 +273,10 @@ class RankUpdate(NamedTuple):
 
 
 def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:
-    """Return C, all zeros, on the base grid of A: in the layout of A B, or in square blocks if that is uneven."""
+    """Return a C of zeros on the base grid of A, in the layout of A B or in square blocks.
+
+    The blocks are square if the layout of A B would give the ranks very different parts of the triangle.
+    """
     grid, n = A.grid.base, A.shape[0]
     C = Distribution(A.distribution.rows, B.distribution.cols) if grid.same_as(A.grid) else None
     if C is None or C.grid_shape != grid.shape or not _even(C, triangle):

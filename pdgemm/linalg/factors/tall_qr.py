@@ -191,7 +191,10 @@ def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, Di
 
 
 def beneath(A: DistMatrix) -> Distribution:
-    """Return the distribution of R, (h, n), h = min(m, n): columns as those of A, rows as the first h columns of A."""
+    """Return the distribution of R (h, n), where h = min(m, n).
+
+    Its columns are distributed as those of A, its rows as the first h columns of A.
+    """
     cols = A.distribution.cols
     return Distribution(cols.window(0, min(A.shape)).over(A.grid.shape[0]), cols)
 

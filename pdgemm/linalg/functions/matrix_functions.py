@@ -73,7 +73,7 @@ def newton_schulz(
 
 
 def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:
-    """Return A^n by repeated squaring, for n < 0 of A^-1.  Collective over the grid.
+    """Return A^n by repeated squaring of A or, if n < 0, of A^-1.  Collective over the grid.
 
     A : DistMatrix (m, m) of type s, d, c or z; A is not changed.  Returns a matrix in the layout of A; A^0 = I.
     protect : protection of the products, as for `pdgemm`.
@@ -164,7 +164,8 @@ def _taylor_8(work: Work, A: DistMatrix) -> DistMatrix:
 def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int) -> tuple[DistMatrix, int]:
     """Return the polynomial of A / 2^s, and s.  Collective.
 
-    size : |A|_1.   largest : the limit of the norm from _LARGEST.   most : log2 of the largest |A / 2^s|_1 to accept.
+    size : |A|_1.   largest : the element of _LARGEST for A's type, a limit for norms of the powers of A / 2^s.
+    most : log2 of the largest |A / 2^s|_1 to accept.
     """
     exponent = frexp(size)[1]  # X = A / 2^exponent has a norm below 1, so its powers do not overflow
     X = work.add(empty_like(A), 2.0**-exponent, A, beta=0)

@@ -35,7 +35,7 @@ class LinearMap(Protocol):
 
 
 class Tempered(NamedTuple):
-    """The linear map far near A: near and far scale X and A (near X) so that products do not overflow.
+    """The linear map far near A.  It is applied as far (A (near X)), so that no product overflows.
 
     near, far : powers of two.   norm : |far near A|_F.
     """

@@ -68,8 +68,8 @@ def through_band(work: Work, A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n), m >= n, on the host; unchanged.
 
     Cost: (4 m n^2 - 4/3 n^3)/P flops in products, or 2 m n^2 + 2 n^3 by a QR factorisation first where m > 5/3 n, and
-    6 n^2 b flops on one rank, b = 64; about m n words in for each of few ranks, and the words of sums along grid rows
-    and columns.
+    6 n^2 b flops on one rank, b = 64.  If there are few ranks, each receives about m n words; the words of sums along
+    grid rows and columns are added to these.
     """
     m, n = A.shape
     if 3 * m > 5 * n:
