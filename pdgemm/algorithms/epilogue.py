@@ -220,7 +220,7 @@ class EpilogueRun:
         return self._workspace.repeated.get(name, getattr(self._epilogue, name).stored)
 
     def begin(self, beta: Any) -> None:
-        """Copy C to `sums`, unless `sums` is C or beta is 0; repeat the vectors that this rank sends."""
+        """Copy C to `sums`, unless `sums` is C or beta is 0; fill the buffers with copies of the vectors to be sent."""
         if self.sums is not self._C and beta != 0:
             CONVERT(self.sums.stored, self._C.stored)
         for name, copies in self._workspace.repeated.items():

@@ -101,9 +101,9 @@ class Equilibrated(Measured):
     are read.  Rows and columns of a definite matrix have the same powers, which are computed from its diagonal.
 
     A general matrix is badly scaled if the largest elements of two rows, or columns, have a ratio below 1/10, as in
-    LAPACK's gesvx: its scale decides which elements are pivots.  With other kinds the limit is eps, or for "diagonal"
-    about the square root of the smallest normal number: for a smaller ratio the condition number of A may exceed 1/eps
-    although that of the scaled matrix is small.
+    LAPACK's gesvx, because scaling decides which elements are pivots.  With other kinds the limit is eps, or for
+    "diagonal" about the square root of the smallest normal number.  Below this limit the condition number of A may
+    exceed 1/eps although that of the scaled matrix is small.
     Cost: a reduction of all rows and one of all columns, or a gather of the diagonal.  For a badly scaled matrix, as
     many reductions in each of up to 16 passes over the exponents of the elements.
     Ruiz, A scaling algorithm to equilibrate both rows and columns norms in matrices, RAL-TR-2001-034, 2001.
@@ -290,8 +290,8 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
 def _equilibrated(x: DistMatrix) -> Scale:
     """Return the exponents that scale the largest element of each row and column to about 1.  Collective.
 
-    If an element would fall below the smallest normal number, nothing is scaled: its row may depend on this element
-    where the others cancel, as on a diagonal element of a triangular matrix.
+    Nothing is scaled if an element would fall below the smallest normal number, because the result may depend on this
+    element, such as a diagonal element of a triangular matrix, where larger elements of its row cancel.
     """
     logs = np.log2(size_of(x))
     if not logs.max() < np.inf:

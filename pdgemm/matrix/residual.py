@@ -93,9 +93,9 @@ def verify(
 
     Products are in double precision.  The bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type (Higham 2002,
     3.6, and the tolerance of SLATE's test_gemm), which is by default C's type, or float32 for 16 bits.  Half an eps is
-    added for each rounding of an operand to `compute_type`, and of C to 16 bits.  For complex numbers eps is 2 sqrt(2)
-    times as large.  The errors of "ozaki" are relative to the largest elements of rows and columns: |A||B||X| gets a
-    term for them.  The rounding of C is relative to |C||X|.
+    added for each rounding of an operand to `compute_type`, and of C to 16 bits.  For complex numbers this bound is
+    multiplied by 2 sqrt(2).  The errors of "ozaki" are relative to the largest elements of rows and columns: |A||B||X|
+    gets a term for them.  The rounding of C is relative to |C||X|.
     Cost: 4 (mk + kn + mn) vectors / P flops; for each of A, B and C two allreduces of `vectors` words per row, and one
     of one word per row; where beta is not 0, the same for C0, and 4 mn vectors / P flops.
     Raises LayoutError on every rank when shapes do not fit.

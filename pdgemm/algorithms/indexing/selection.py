@@ -193,7 +193,7 @@ def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
 
 
 def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
-    """Set this rank's elements of A[rows, cols] to a number, or to its part of a 2-D array.  Local."""
+    """Set this rank's elements of A[rows, cols] to a number, or to the elements of a 2-D array.  Local."""
     i, j = A.grid.coords
     (down, from_rows), (across, from_cols) = (
         _places(dim, x.indices, part)

@@ -156,7 +156,7 @@ class ChosenColumns:
 
     tau : as for `Householder`.   p : the column numbers of A, overwritten with their new order on all grid ranks.
     sketch, rows : 1-D buffers for a sketch, and for rows of R.
-    chosen, drawn : filled during the run, for the fields of `PivotedSchedule` of these names.
+    chosen, drawn : filled during the run; `PivotedSchedule` has fields of these names for them.
     """
 
     tau: np.ndarray
@@ -263,7 +263,7 @@ class PivotedHouseholder(Householder):
         self._pivots.drawn.append(number)
 
     def _follow(self, panel: Panel) -> None:
-        """Update the first rank's sketch after a panel: use its rows of R to sketch the new trailing matrix."""
+        """Update the first rank's sketch after a panel: use the panel's rows of R to sketch the new trailing matrix."""
         plan, task, (i, j) = self._schedule, self._task, self._task.grid.coords
         gathering, w = plan.gathering(panel), panel.width
         parts, ends = self._pivots.rows[: gathering.words], gathering.offsets.tolist()

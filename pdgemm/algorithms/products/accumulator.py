@@ -89,7 +89,7 @@ class Accumulator:
             self._form(self._products(A, B, conjugate_a, conjugate_b))
 
     def _form(self, products: Iterable[Callable[[Any], object]]) -> None:
-        """Call products, which are functions of beta, one after another."""
+        """Call the functions `products` one after another, the first with the current beta, the others with 1."""
         between = self.between
         for multiply in products:
             multiply(self.beta)

@@ -164,7 +164,9 @@ class LayerSums:
         self._count(counts)
 
     def _pack(self, sums: list[Array], packed: Array, window: Window, counts: np.ndarray) -> None:
-        """Pack partial sums by the owners of their elements of C, in the order of the group.
+        """Pack the partial sums for each rank of the group one behind the other, in the order of the group.
+
+        Each rank gets those for the elements of C that it owns.
 
         sums : the partial sums of each range of rows.
         """

@@ -271,9 +271,10 @@ class RowChecksums:
     def _times(
         self, X: DistMatrix, x: np.ndarray, sizes: Sizes | None = None, join: np.ufunc = np.add
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the product of this rank's part of X with x, and the sizes of its rows, joined over slabs by `join`.
+        """Return the product of this rank's part of X with x, and the sizes of the part's rows.
 
-        sizes : is called with a slab and the slice of its columns; returns the sizes of the slab's rows.
+        sizes : is called with each slab of the part and the slice of its columns; returns the sizes of the slab's rows.
+        join  : joins the sizes of a row in several slabs.
         """
         local, conjugated = X.stored, X.conjugated
         rows = local.shape[0]

@@ -199,7 +199,10 @@ def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
 
 
 def _vectors(Q: DistMatrix, d: np.ndarray, z: np.ndarray, roots: Roots) -> DistMatrix:
-    """Return the roots' eigenvectors, only the rows that belong to d and z, on Q's grid.  Collective; sends nothing."""
+    """Return the eigenvectors that belong to the roots, one row for each element of d, on the grid of Q.
+
+    Collective; sends nothing.
+    """
     U = DistMatrix.empty((len(d), len(roots.origins)), grid=Q.grid, dtype=Q.dtype, order="F")
     mine = U.indices()[0]
     for some in () if Q.grid.idle else slabs(U.shape[1], len(mine)):

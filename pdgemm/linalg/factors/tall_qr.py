@@ -207,6 +207,6 @@ def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dt
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:
-    """Return A's grid if it has one column, else a grid of one column of its ranks.  Collective if it is new."""
+    """Return A's grid if it has one column, else a grid of one column with the same ranks, made collectively."""
     ranks = A.grid.rank_map
     return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)
