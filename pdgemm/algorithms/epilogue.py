@@ -43,7 +43,7 @@ class Epilogue:
         column, of any layout over the ranks of C.
     activation : f, elementwise: "relu", "gelu" (z Phi(z), Phi the normal distribution), "gelu_tanh" (its approximation,
         as in cuBLASLt) or "silu" (z / (1 + exp(-z))).  None: the identity.
-    residual : DistMatrix (m, n) of any layout over the ranks of C, which shares no memory with C.
+    residual : DistMatrix (m, n) of any layout over the ranks of C; it must not share memory with C.
     aux : DistMatrix (m, n) in the layout of C, overwritten with the argument of f; with `gradient` it is read.
 
     In `matmul_batched`, each DistMatrix is a Batch with the owners of C; its items have the shapes of C's items or, as
@@ -191,7 +191,7 @@ def check_kind(name: str, x: np.dtype, C: np.dtype) -> None:
 class EpilogueRun:
     """An epilogue with its buffers, to be applied any number of times.  Local.
 
-    sums : the matrix of the sums S, which the product overwrites: C itself where C has the type of accumulation.
+    sums : the matrix to which the product writes the sums S; this is C itself if C has the type of accumulation.
     sources : by name, this rank's source array of each operand that the plan redistributes.
     """
 

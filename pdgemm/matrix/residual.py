@@ -201,7 +201,7 @@ def check_arguments(
 
 
 def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:
-    """Return columns of n numbers in [-1, 1), which are the same on all ranks."""
+    """Return random numbers in [-1, 1), (n, vectors), the same on all ranks."""
     f = element_function("uniform", seed, np.dtype(np.float64))
     X: np.ndarray = 2 * f(np.arange(n)[:, None], np.arange(vectors)) - 1
     return X

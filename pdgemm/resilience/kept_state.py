@@ -31,7 +31,7 @@ class KeptState:
 
     values : the values by name.   last : function that returns whether the state is the last one.
     readable : matrices outside of node-shared memory are copied to this memory, if they fit.
-    inherited_words : elements that this rank received when the state was moved from another grid; else None.
+    inherited_words : elements that this rank received when the state was moved from another grid; None: it was not.
     Raises ArgumentError or GridError on all ranks.
     """
 

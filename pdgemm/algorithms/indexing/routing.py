@@ -140,7 +140,8 @@ class Routing:
     def to_groups(self, X: DistMatrix, *, check: bool = True) -> Batch:
         """Return the rows of X by group: item g is (sizes[g], d), on the owner of g.  Collective over the grid.
 
-        X : DistMatrix (m, d), each row of which is copied to its k groups, or (mk, d); any layout over the same ranks.
+        X : DistMatrix of any layout over the same ranks.  (m, d): each row is sent to its k groups.  (mk, d): row
+            ik + j is sent to the j-th group of row i.
 
         The items are copies, whose elements may be changed; `.report` has the words that were sent.
         Cost per rank: each row is sent once to each of its groups on other ranks, packed, in one exchange.

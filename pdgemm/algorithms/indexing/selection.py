@@ -35,8 +35,8 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     """Return a new matrix of some rows and columns of A, in the order of the indices, as A[rows] does.  Collective.
 
     A    : DistMatrix (m, n), or a view.
-    rows, cols : a list or array of indices, which may repeat, or be negative as in NumPy; a mask, a 1-D array of m (n)
-           truth values; a slice of any step, or a range; None for all.  The same on every rank.
+    rows, cols : a list or array of indices, which may repeat, or be negative as in NumPy; a mask (a 1-D array of m, or
+           n, truth values); a slice of any step, or a range; None for all.  The same on every rank.
 
     The result is a copy and not a view, also for a slice, with the grid, the blocks and the type of A; `.report` has
     the words that were sent.

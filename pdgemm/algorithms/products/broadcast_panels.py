@@ -137,7 +137,10 @@ class BroadcastPanels:
         return partial(copy_blocks, self._parts[owner], there, identity(self._rows), cols)
 
     def _bring(self, panel: Array, owner: int, slot: int, at: int) -> Callable[[Slot, Recorder], object] | None:
-        """Return the action that transfers a panel, if any.   at : the panel's offset in the slot's host buffer."""
+        """Return the action that transfers a panel; None if this rank does not need it, or has it.
+
+        at : the panel's offset in the slot's host buffer.
+        """
         if self._travels and self._staged:
             workspace = self._staged[slot].cut(at, at + panel.size)
             return partial(Staged(workspace), self._comm, panel.ravel(order="K"), owner)

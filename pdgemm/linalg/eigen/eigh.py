@@ -165,7 +165,7 @@ def eigvalsh(
 ) -> np.ndarray:
     """Return eigenvalues of a Hermitian A in ascending order, as scipy.linalg.eigvalsh.  Collective over the grid.
 
-    Arguments and errors are those of `eigh`; cost is that of eigvals_only.
+    Arguments and errors are those of `eigh`; the cost is that of `eigh` with eigvals_only.
     """
     options: Any = {"subset_by_index": subset_by_index, "subset_by_value": subset_by_value}
     return eigh(A, B, lower=lower, eigvals_only=True, type=type, **options)

@@ -33,7 +33,7 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
 
     A     : DistMatrix (n, n), Hermitian and positive definite, float32, float64, complex64 or complex128, of any
         layout; only the lower triangle, or for U the upper, is read.
-    lower : return L, otherwise U, which is SciPy's default; the other triangle of the factor is zero.
+    lower : True: return L; False, SciPy's default: return U.  The other triangle of the factor is zero.
     overwrite_a : the factor may be stored in A, which saves a copy where the layout of A shares the work evenly.
 
     The factor has the layout of A, or square blocks where this layout does not share the work evenly; `report` has the

@@ -77,7 +77,7 @@ class SlogDet(NamedTuple):
 
 
 def _unscaled(factors: LU, exponent: int) -> LU:
-    """Return the LU factors of 2^exponent A, given those of A; U may underflow to more zero pivots.  Collective."""
+    """Return the LU factors of 2^exponent A, given those of A; pivots that underflow become zero.  Collective."""
     W = times_upper(factors.LU, exponent)
     return LU(W, factors.pivots, _first_zero(W.diagonal()))
 

@@ -156,7 +156,7 @@ def _triangular(
 
 
 def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[RunReport]]:
-    """Return B or a copy, on M's grid with rows distributed as M's, and the report of the move, if any.  Collective."""
+    """Return B or a copy, on M's grid with rows distributed as M's, and the list of reports of moves.  Collective."""
     rows, here = M.distribution.rows, B.layout_in(M.grid)
     if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
         return working_copy(B, BLOCK, True, overwrite, dtype=dtype)

@@ -204,7 +204,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
 
     A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; A is not changed.
     assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
-               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's.
+               A = L L^H; "gen": Newton's iteration, in the product form of Denman and Beavers.
     protect  : protection of the products, as for `pdgemm`; factorisations, solves and redistributions are not
                protected.
 

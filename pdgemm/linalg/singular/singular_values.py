@@ -51,7 +51,7 @@ def singular_values(A: DistMatrix) -> np.ndarray:
     """Return all singular values of A in descending order, the same on every rank.  Collective over the grid of A.
 
     A : DistMatrix (m, n); unchanged.   Raises LinAlgError on all ranks where an element is NaN or infinite.
-    Cost: that of `through_band` or, up to 128 values and on a device, of `svd_of_tall` without its products.
+    Cost: for up to 128 values, or on a device, that of `svd_of_tall` without its products; else that of `through_band`.
     """
     if 0 in A.shape:
         return np.zeros(0, np.finfo(A.dtype).dtype)

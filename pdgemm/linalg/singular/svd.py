@@ -80,10 +80,10 @@ def svd(
     Martinsson & Tropp, 10.8).
     All ranks warn with scipy.linalg.LinAlgWarning if the bound exceeds the tolerance.
 
-    Cost of a step with l = k + oversample: 2 products of A with l columns, 4 mnl flops, 9 products with bases, which
-    have 5 l columns, and 4 QR factorisations of l columns; a few steps if the values decay, 20 to 50 if they hardly do.
-    At the end 2 products of A with k columns.  Without k: about 2 mn^2 flops in addition to those of `eigh` and
-    QR, and again for the values below s_1 / 8.  Memory: 8 (m + n) l words on all ranks together, 50 l^2 on each rank.
+    Cost of a step with l = k + oversample: 2 products of A with l columns (4 mnl flops), 9 products with bases of 5 l
+    columns, and 4 QR factorisations of l columns.  A few steps suffice if the values decay, 20 to 50 if they hardly do.
+    At the end 2 products of A with k columns.  Memory: 8 (m + n) l words on all ranks together, 50 l^2 on each rank.
+    Cost without k: about 2 mn^2 flops in addition to those of `eigh` and QR, and again for the values below s_1 / 8.
     Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite elements.
     Error, without k: |A - U diag(s) Vh| <= c n eps s_1, with c about 1, and 10 where the ranks share the factors.
     Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
