@@ -290,8 +290,8 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
 def _equilibrated(x: DistMatrix) -> Scale:
     """Return the exponents that scale the largest element of each row and column to about 1.  Collective.
 
-    Nothing is scaled if an element would fall below the smallest normal number, because the result may depend on this
-    element, such as a diagonal element of a triangular matrix, where larger elements of its row cancel.
+    Nothing is scaled if an element would fall below the smallest normal number.  Such an element, for example on the
+    diagonal of a triangular matrix, may matter where larger elements of its row cancel.
     """
     logs = np.log2(size_of(x))
     if not logs.max() < np.inf:

@@ -51,8 +51,8 @@ def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> t
     """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and a report.
 
     Matrices are redistributed to the layout of `out` or, if it is None, of the first matrix that has the result's
-    shape.  A matrix of one row or column is gathered on every rank, which then takes its part of the row or column, as
-    from a NumPy array.  Collective.
+    shape.  A matrix of one row or column is gathered on every rank; each rank then takes its part of the row or column,
+    as from a NumPy array.  Collective.
 
     The report is that of the redistribution if one matrix was redistributed, otherwise a tuple of such reports.
     """

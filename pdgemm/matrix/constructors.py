@@ -92,7 +92,7 @@ class Constructors(MatrixBase):
 
     @classmethod
     def _allocated(cls, name: str, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
-        """Return a matrix as `empty` does.   name : the constructor that errors about the arguments name."""
+        """Return a matrix as `empty` does.   name : the name of the calling constructor, for messages."""
         if unknown := layout.keys() - LAYOUT.keys():
             raise TypeError(f"DistMatrix.{name}() got an unexpected keyword argument {min(unknown)!r}")
         options: Any = {**LAYOUT, **layout}

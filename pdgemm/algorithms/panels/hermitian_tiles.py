@@ -61,10 +61,10 @@ def _exchanged(row: np.ndarray) -> np.ndarray:
 
 
 class PartOfTriangle(NamedTuple):
-    """A local submatrix of A, which is below the diagonal of A, or Hermitian with its diagonal on that of A.
+    """A local submatrix of A.  Either all of it is below the diagonal of A, or its diagonal is on the diagonal of A.
 
     rows, cols : the entries of vectors that belong to the rows and columns of the submatrix.
-    hermitian  : only the lower triangle of the submatrix is read.
+    hermitian  : the second case: the submatrix is Hermitian, and only its lower triangle is read.
     """
 
     A: np.ndarray
@@ -110,7 +110,7 @@ class HermitianTiles:
                     yield self._part(panel, (r, c), slice(rows.start + top, rows.stop), block)
 
     def _part(self, panel: Panel, classes: tuple[int, int], rows: slice, cols: slice) -> PartOfTriangle:
-        """Return the submatrix of some local rows, which are of class r, and local columns, which are of class c."""
+        """Return the submatrix of some local rows and columns.   classes : the class of the rows, and of the columns."""
         (r, c), segments = classes, self._plan.segments[panel]
         down, right = self._rows[r].stop - segments[r].stop, self._cols[c].stop - segments[c].stop
         places = slice(rows.start - down, rows.stop - down), slice(cols.start - right, cols.stop - right)

@@ -133,7 +133,7 @@ def working_copy(
 ) -> tuple[DistMatrix, list[RunReport]]:
     """Return a matrix equal to A that may be overwritten, and a list of reports.  Collective.
 
-    If A was redistributed, the list contains the report of this; otherwise it is empty.
+    If A was redistributed, the list contains the report of the redistribution; otherwise it is empty.
 
     fits : the layout of A suits the algorithm; otherwise the copy has square blocks.
     overwrite : the result may be A itself.
