@@ -168,7 +168,7 @@ class resilient:
             return KeptState(step(state), self.grid, done or (lambda state: True), not self.why_not)
 
     def _attempt(self, work: Callable[[], KeptState]) -> KeptState | None:
-        """Return the state of `work`; None if not all ranks completed it.  Raises an exception that all ranks raised."""
+        """Return the state of `work`; None if not all ranks completed it.  Raises an exception that all raised."""
         if self.why_not:
             return work()
         self._error, state, bits = None, None, 0

@@ -110,7 +110,7 @@ class HermitianTiles:
                     yield self._part(panel, (r, c), slice(rows.start + top, rows.stop), block)
 
     def _part(self, panel: Panel, classes: tuple[int, int], rows: slice, cols: slice) -> PartOfTriangle:
-        """Return the submatrix of some local rows and columns.   classes : the class of the rows, and of the columns."""
+        """Return the submatrix of some local rows and columns.   classes : the classes of rows and columns."""
         (r, c), segments = classes, self._plan.segments[panel]
         down, right = self._rows[r].stop - segments[r].stop, self._cols[c].stop - segments[c].stop
         places = slice(rows.start - down, rows.stop - down), slice(cols.start - right, cols.stop - right)
