@@ -1,8 +1,8 @@
 """Scaling of operands whose elements are near the limits of their type, in one place for all functions of matrices.
 
 Below the smallest normal number a pivot has no reciprocal, and products lose digits; near the largest number sums
-overflow.  `in_range` scales such operands by powers of two, calls the function, and scales its results back.  Both are
-exact, unless a result itself overflows, or is below the smallest normal number.
+overflow.  `in_range` scales such operands by powers of two, calls the function, and scales its results back.  This
+scaling is exact, unless a result itself overflows, or is below the smallest normal number.
 
 For a badly scaled matrix, one power for all elements does not suffice: a small row is lost as soon as its
 multiplier underflows, and elements of large rows are chosen as pivots.  An `Equilibrated` operand has a power for each

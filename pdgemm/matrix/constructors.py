@@ -271,7 +271,7 @@ class Constructors(MatrixBase):
                 and sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
         grid, block, source, order, device : as for `empty`.
         check : without `root`, compare a checksum of the array among the ranks, bit for bit: random numbers without
-                a common seed differ between ranks.  False where the arrays are known to be the same.
+                a common seed differ between ranks.  Pass False if the arrays are known to be the same.
 
         Cost per rank: (m n) / P elements are copied, and m n elements are read once by CRC-32 for `check`, which needs
         no further message.  With `root`: each rank receives (m n) / P elements, and the root sends m n elements.

@@ -107,7 +107,10 @@ def largest_number(dtype: np.dtype) -> float:
 
 
 def rounded(x: np.ndarray, dtype: np.dtype, saturate: bool) -> np.ndarray:
-    """Return x rounded to a type of values; with `saturate`, larger numbers become its largest.  Overwrites x."""
+    """Return x rounded to a type of values.  Overwrites x.
+
+    saturate : numbers that are too large for the type become its largest number.
+    """
     if dtype.kind == "i":
         np.rint(x, out=x)
     if saturate:

@@ -87,7 +87,8 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
 class BackChase(PanelAlgorithm[BackChaseSchedule]):
     """Computes X := Q X, where Q is the product of all reflections of a `BulgeChase`, in blocks of 32 sweeps.
 
-    reflections : of this rank's tasks, as `BulgeChase` stored them.   X : (n, k); each column is on one rank.
+    reflections : the reflections of this rank's tasks, as `BulgeChase` stored them.
+    X : (n, k); each column is on one rank.
 
     Cost: about 3 n^2 k flops on all ranks together; n^2/2 words in for each rank.
     """

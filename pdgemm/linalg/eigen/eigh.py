@@ -221,7 +221,7 @@ def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
 
 
 def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
-    """Return the wanted eigenvalues and vectors by division of the spectrum, or LAPACK on one rank.  Collective."""
+    """Return the wanted eigenvalues and vectors by division of the spectrum; LAPACK solves small parts.  Collective."""
     H = work.did(both_triangles(T, "L"))
     scale = H.norm() or 1.0
     w, V, done = division.divided(work, H, scale)

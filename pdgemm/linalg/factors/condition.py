@@ -27,7 +27,8 @@ Solve = Callable[[DistMatrix, str], DistMatrix]  # (X, "N" or "C") -> op(A)^-1 X
 def reciprocal_condition(steps: Steps, A: DistMatrix, norm: float, solve: Solve) -> float:
     """Return an estimate of 1 / (|A|_1 |A^-1|_1), the same on all ranks.  Collective over the grid of A.
 
-    A     : the factors, or the matrix itself; vectors have its type and grid, and are distributed as its rows.
+    A     : the matrix, or its factors.  The vectors of the solves have the type and the grid of A, and are distributed
+        as the rows of A.
     norm  : |A|_1.   solve : solves with A.   steps : records the reports of the solves as one step.
     """
     inner = Steps(what=f"Condition of {shape_of(A)}", algorithm=AnyName("rcond"))

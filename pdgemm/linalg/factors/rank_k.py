@@ -160,7 +160,7 @@ def syr2k(
 
 
 def _of_both(A: DistMatrix, trans: str) -> tuple[int, int, int]:
-    """Return the extents m, n and k of the product [A B] [B A]^H, the sum of two products of A and B."""
+    """Return the extents m, n and k of the product [A B] [B A]^H = A B^H + B A^H."""
     n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
     return n, n, 2 * k
 
@@ -188,7 +188,7 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
 
 
 def both_triangles(A: DistMatrix, triangle: TriangleName, hermitian: bool = True) -> DistMatrix:
-    """Return the Hermitian (or symmetric) matrix that has a triangle of A, in the layout of A.  Collective.
+    """Return the Hermitian (or symmetric) matrix that a triangle of A defines, in the layout of A.  Collective.
 
     The other triangle of A is sent, too, but not used; imaginary parts of the diagonal of a Hermitian matrix are set to
     zero.  `report` is that of the redistribution.

@@ -82,7 +82,8 @@ def trmm(
 ) -> Any:
     """Return C := alpha op(A) B, or alpha B op(A) with side "R", where A is triangular.  Collective over the grid of A.
 
-    Arguments, costs and exceptions are those of `solve_triangular`; half the flops of a product.  C has B's layout.
+    Arguments, costs and exceptions are those of `solve_triangular`; a full product has twice as many flops.
+    C has the layout of B.
     Error: |C - C^| <= gamma_n |alpha| |op(A)| |B| (Higham 2002, 3.5).
     """
     return _triangular("trmm", A, B, lower, trans, unit_diagonal, side, alpha, False)

@@ -129,7 +129,7 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     protect : protection of the products, as for `pdgemm`.
 
     All large operations are products: 3 for |A|_1 <= 0.05 (32-bit types: 0.58), else 5 + s.  2^s is about the larger of
-    |A^2|^(1/2) and |A^3|^(1/3), which is far below |A| if A is far from normal; the report has s as its steps.  Nine
+    |A^2|^(1/2) and |A^3|^(1/3); both are far below |A| if A is far from normal.  The report has s as its steps.  Nine
     matrices like A and one of absolute values are allocated, and none in a squaring.
     Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite
     elements.

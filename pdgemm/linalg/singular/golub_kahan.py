@@ -56,7 +56,9 @@ class Tempered(NamedTuple):
 
 
 class Ritz(NamedTuple):
-    """Approximate singular triplets in the bases U and V: s, U P and V Q, where A V Q = U P diag(s).
+    """Approximate singular triplets of A, in the bases U and V: values s, and vectors U P and V Q.
+
+    A V Q = U P diag(s).
 
     residuals : the lengths of the columns of A^H U P - V Q diag(s).
     """

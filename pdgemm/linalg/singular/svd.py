@@ -298,7 +298,8 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
 def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     """Return U, s (descending up to rounding) and V; the largest element of A must be about 1.  Collective.
 
-    Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again if R_22 has order > 512.
+    Cost for n > 512: that of `eigh`, 2 mn^2 flops for products, and 4 mn^2 for Q.  If the order of R_22 is above 512,
+    the same again for R_22.
     """
     w, V = eigh(work.did(herk(-1.0, A, uplo="L", trans="C")))  # of -A^H A: the largest singular values are first
     Q, R = householder_qr(work.product(1, A, work.did(V)))
