@@ -56,7 +56,7 @@ def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
 
 
 def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool = False) -> T:
-    """Return set_up(True), by which ranks read each other's memory, or set_up(False) where they cannot read it.
+    """Return set_up(True), with which ranks read each other's memory; if they cannot read it, return set_up(False).
 
     The first call is repeated as by `allocated`.  It fails where node-shared memory is exhausted or memory of another
     GPU cannot be mapped; both errors are raised on all ranks.

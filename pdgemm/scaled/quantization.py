@@ -102,7 +102,7 @@ def quantize(
 
 
 def largest_number(dtype: np.dtype) -> float:
-    """Return the largest finite number of a type of values; of int8 127, as -128 is not used."""
+    """Return the largest finite number of a type of values; for int8 it is 127, and -128 is not used."""
     return 127.0 if dtype.kind == "i" else float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 

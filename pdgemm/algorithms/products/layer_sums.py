@@ -100,7 +100,7 @@ class LayerSums:
         self._store_later(mine, window, packed[starts[me] : starts[me + 1]])
 
     def _store_later(self, mine: Array, window: Window, own: Array | None = None) -> None:
-        """Store a window in C when it has arrived: when the next window is added, or at once without lookahead."""
+        """Store a window in C when the next window is added; if the product has no lookahead, store it at once."""
         self._pending, self.done = partial(self._store, mine, window, own), self.done + 1
         if not self._call.product.lookahead:
             self.finish()

@@ -323,6 +323,6 @@ def rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
 
 
 def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x as numbers whose larger real or imaginary part is between 1/2 and 1, and as exponents of 2."""
+    """Return y and integers e, where x = y 2^e, and the larger one of |re y| and |im y| is between 1/2 and 1."""
     exponents = np.frexp(size_of(x))[1]
     return times(x, -exponents), exponents
