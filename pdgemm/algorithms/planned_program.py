@@ -1,4 +1,4 @@
-"""Programs are planned by running their code on matrices without elements, whose operations are recorded as stages."""
+"""Programs are planned: their code runs on matrices without elements, and their operations are recorded as stages."""
 
 from __future__ import annotations
 

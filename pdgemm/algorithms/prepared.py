@@ -1,4 +1,4 @@
-"""Prepared products: the views, communicators and executor of a plan are set up once, and run many times."""
+"""Prepared products: the views, communicators and executor of a plan are set up once, and the plan runs many times."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def _equilibrated(x: DistMatrix) -> Scale:
 
 
 def _nearest(logs: DistMatrix) -> list[np.ndarray]:
-    """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite elements.  Collective.
+    """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite `logs`.  Collective.
 
     So if the rows and columns of a matrix with few nonzero elements have been scaled, 2^-r and 2^-c undo the scaling.
     By conjugate gradients:

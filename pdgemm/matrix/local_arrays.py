@@ -39,7 +39,7 @@ def new_array(
 
 
 def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
-    """Return the result of a collective function that allocates, called again if a rank lacks device memory.
+    """Return the result of `allocate`, a collective function; call it again if a rank lacks device memory.
 
     Device memory that its owner has freed stays allocated while other ranks map it.  So before the second call all
     ranks unmap the memory that they do not use.   allocate : raises OutOfMemoryError on all ranks, and writes nothing.

@@ -243,7 +243,7 @@ class _Slices:
         self.free = self._swap.free
 
     def gather(self, w: np.ndarray | None, norm: float) -> float:
-        """Set a, and w if it is not None, to the slices of all ranks; return the 2-norm of all ranks' `norm`."""
+        """Set a, and w if it is not None, to the slices of all ranks; return the root of the sum of all norm^2."""
         self._note[0] = norm
         self._swap()
         for part, x in self._to_a:

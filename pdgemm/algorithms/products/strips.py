@@ -44,7 +44,7 @@ NO_STRIPS: Strips = None, None
 
 
 def strips_of(plan: ProductPlan, rank: int, buffers: Mapping[str, Array]) -> Strips:
-    """Return the strips of `plan.product.A` and `plan.product.B` on a rank.   buffers : their memory, by `strip_name`."""
+    """Return the strips of `plan.product.A` and `plan.product.B` on a rank.   buffers : memory, by `strip_name`."""
     if not any(plan.problem.scales):
         return NO_STRIPS
     strips = list[Strip | None]()

@@ -57,7 +57,7 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
 
 @in_range(lambda result, a: (times(result[0], a // 2), result[1]), A=DIAGONAL)
 def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tuple[DistMatrix, int]:
-    """Return the factor of `cholesky` and 0, or the order of the first leading minor that is not positive definite.
+    """Return the factor of `cholesky`, and the order of the first leading minor that is not positive definite, or 0.
 
     If the number is not 0, the factor is not complete.  Collective over the grid of A.
     """

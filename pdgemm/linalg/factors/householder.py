@@ -172,7 +172,7 @@ def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, D
 
 
 class PivotedFactor(NamedTuple):
-    """The factors of A[:, p] = Q R: R and the reflectors of Q in F, and tau, as from `householder_factor`; and p."""
+    """The factors of A[:, p] = Q R: F with R and the reflectors of Q, and tau, as from `householder_factor`; and p."""
 
     F: DistMatrix
     tau: np.ndarray

@@ -70,7 +70,7 @@ class LU:
 
 
 class SlogDet(NamedTuple):
-    """The determinant as sign exp(logabsdet)."""
+    """The determinant, which is sign * exp(logabsdet)."""
 
     sign: Any
     logabsdet: Any

@@ -45,7 +45,7 @@ def text_of_qr(report: Any) -> str:
 
 
 class TallQR(NamedTuple):
-    """The factors of A = Q R: Q row-major, by rows on a grid of one column; R, a host array, on every rank."""
+    """The factors of A = Q R: Q is row-major, distributed by rows; R is a host array, the same on every rank."""
 
     Q: DistMatrix
     R: np.ndarray
