@@ -1,6 +1,7 @@
 """Batches of small independent products C_i := alpha op(A_i) op(B_i) + beta C_i, which need no communication.
 
-A stack of small matrices is multiplied by one NumPy call; if converted or scaled, in chunks that stay in cache.
+A stack of small matrices is multiplied by one NumPy call.  If matrices are converted or scaled, one call multiplies a
+chunk of the stack that stays in cache.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def matmul_batched(
     epilogue: Epilogue | None = None,
     check: bool = True,
 ) -> Batch:
-    """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm, only for the check.
+    """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm: see `check`.
 
     A, B : Batch with op(A_i) (m_i, k_i) and op(B_i) (k_i, n_i), with the same owners of items.  float16, bfloat16,
         float32, float64, complex64, complex128, int8, float8_e4m3fn or float8_e5m2; A and B may have different types.
@@ -62,7 +63,7 @@ def matmul_batched(
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
     accumulate_dtype : as for `pdgemm`.  Operands are converted in chunks of the batch, never whole stacks.
     epilogue : C_i := f(scale (alpha op(A_i) op(B_i) + beta C_i) + bias) + residual_i, as for `pdgemm`.
-    check : False skips the allreduce that makes all ranks raise the same exception, the only communication.
+    check : False skips the allreduce that makes all ranks raise the same exception.  Nothing else communicates.
 
     Returns C; `C.report` is a RunReport.
 
@@ -84,7 +85,7 @@ def matmul_batched(
 class BatchProduct:
     """A product of batches whose arguments are checked, and whose C and workspace are allocated.  Local.
 
-    Arguments are those of `matmul_batched`.  Raises its errors, on this rank only.
+    Arguments and errors are those of `matmul_batched`, but errors are raised only on this rank.
     description : values that must be equal on all ranks.
     """
 

@@ -75,8 +75,8 @@ def pdgemm(
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
         also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
         float32, float64, complex64, complex128, int8, and on the host float8_e4m3fn and float8_e5m2; A and B may have
-        different types.  Or `pdgemm.Scaled`, 8-bit values with scales, or matrices in files (`io.hdf5.dataset`), of
-        which two panels at a time are in memory.
+        different types.  A and B may also be `pdgemm.Scaled`, 8-bit values with scales; or matrices in files
+        (`io.hdf5.dataset`): then two panels of a file at a time are in memory.
     C : DistMatrix (m, n) of any layout, overwritten; of a view, only its own elements are written, in place.
         None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.
@@ -88,7 +88,7 @@ def pdgemm(
         "cannon"        C is stationary, A and B are shifted on a torus; grids where one side divides the other;
         "2.5d"          layers split the inner dimension; each layer runs SUMMA or Cannon, whichever takes less time;
         "row", "column" "summa" or "cannon" on a P x 1 or 1 x P grid;
-        "allgather"     an all-gather of A or B and the product, on a P x 1 or 1 x P grid, by one of the above;
+        "allgather"     A or B is gathered on all ranks, then multiplied, by one of the above on a P x 1 or 1 x P grid;
         "reduce_scatter"  the product and a reduce-scatter of C, by "inner" or "stationary_a" or "stationary_b";
         "inner"         local products and one reduction, for huge k.
     shape, layers : shape and layers of the product's grid, Pr x Pc x layers <= ranks; by default the best ones.  This
@@ -164,7 +164,7 @@ def carried_out(
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
 
     def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, bool]:
-        """Return operands, beta, the product, and whether any rank has `progress`.  Collective.
+        """Return operands, beta, the product, and whether any rank passed `progress`.  Collective.
 
         The product is a `Prepared`; if a program is planned on this grid, it is only a plan, and nothing runs.
         """

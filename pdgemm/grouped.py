@@ -55,13 +55,13 @@ def matmul_grouped(
     groups : a `Routing` of `plan_grouped`; or integers, (local rows of X) or (local rows, k), from which it is made.
         For a row in no group (-1), Y[i] := beta Y[i].  With k > 1, Y has mk rows, of which row ik + j belongs to the
         j-th group of row i of X.  With a Routing, X may have mk rows as well, each with one group.
-    Y : DistMatrix (mk, n) in any layout over the same ranks, overwritten; it may be X.  None: Y is allocated, its rows
-        on the ranks of the rows that were routed.
+    Y : DistMatrix (mk, n) in any layout over the same ranks, overwritten; it may be X.  None: Y is allocated, and the k
+        rows for row i are on the ranks of row i of the routed matrix.
     alpha, beta : scalars of Y's type.  beta == 0: Y is not read.  alpha == 0: W is not read.
     transb : "N" op(W) = W, "T" op(W) = W^T, "C" op(W) = W^H.
     accumulate_dtype, check : as for `matmul_batched`.
-    epilogue : Y[i] := f(scale (alpha X[i] op(W_g)) + bias), as for `matmul_batched`, with beta = 0: vectors are arrays
-        for all groups, or a Batch of a row (1, n) for each.  Rows in no group are 0.
+    epilogue : Y[i] := f(scale (alpha X[i] op(W_g)) + bias), as for `matmul_batched`; beta must be 0.  A vector is an
+        array for all groups, or a Batch with one row (1, n) for each group.  Rows in no group are 0.
 
     Returns Y; `Y.report` is a RunReport.  Its `imbalance` is the work of the busiest rank / the mean work: each
     group is multiplied only by its owner.

@@ -18,7 +18,7 @@ from pdgemm.matrix.batch import Batch, empty_items
 class BatchEpilogue:
     """The epilogue of a batch of products on this rank's items, with its buffers.  Local: raises only on this rank.
 
-    sums : the batch that receives alpha A B + beta C: C itself where C has the type of accumulation.
+    sums : the batch that receives alpha A B + beta C; this is C itself if C has the type of accumulation.
     batches : the operands of the epilogue that are batches, by name.  An item of `residual` or `aux` has the shape of
         C's item; an item of `scale` or `bias` is one row or one column.
     check : called with the name of an operand and its batch; raises if the batch does not match C.
@@ -66,7 +66,8 @@ class BatchEpilogue:
     def _check_shapes(self, name: str, x: Batch) -> None:
         """Raise LayoutError where an item has the wrong shape.
 
-        An item must have the shape of C's item; an item of scale or bias must be a row or a column of that length.
+        An item must have the shape of C's item.  An item of scale or bias must have the shape of one row, or of one
+        column, of C's item.
         """
         whole = (x.shapes == self._C.shapes).all(axis=1)
         if name in ("scale", "bias"):

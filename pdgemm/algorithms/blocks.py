@@ -58,8 +58,9 @@ def from_blocks(
     The blocks of all ranks cover the matrix: each element is in exactly one block.  `.report` has the words sent.
 
     Cost per rank: each element that changes its rank is sent once, packed, in one exchange; messages of at most 1 MiB.
-    Raises LayoutError if blocks overlap or elements are missing, naming the ranks and the rectangles, and
-    DTypeError, ArgumentError, GridError or DeviceError; on every rank, before any element is sent.
+    Raises LayoutError if blocks overlap or elements are missing; the message names the ranks and the rectangles.
+    Raises DTypeError, ArgumentError, GridError or DeviceError for other mistakes.  All errors are raised on every rank,
+    before any element is sent.
     """
     start, comm = perf_counter(), communicator_of(grid)
     device_on(grid, device)

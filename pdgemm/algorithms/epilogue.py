@@ -43,7 +43,7 @@ class Epilogue:
         column, of any layout over the ranks of C.
     activation : f, elementwise: "relu", "gelu" (z Phi(z), Phi the normal distribution), "gelu_tanh" (its approximation,
         as in cuBLASLt) or "silu" (z / (1 + exp(-z))).  None: the identity.
-    residual : DistMatrix (m, n) of any layout over the ranks of C, which shares no memory with C.
+    residual : DistMatrix (m, n) of any layout over the ranks of C; it must not share memory with C.
     aux : DistMatrix (m, n) in the layout of C, overwritten with the argument of f; with `gradient` it is read.
 
     In `matmul_batched`, each DistMatrix is a Batch with the owners of C; its items have the shapes of C's items or, as
@@ -53,9 +53,9 @@ class Epilogue:
     Products may be real or complex; an activation needs a real product.  Operands may have any real type, or a complex
     type if C is complex.
 
-    Cost: one pass over C on each rank; a distributed vector sends n words to each row of the grid (m to each column);
-    a residual in another layout is redistributed.  Where C is narrower than the type of accumulation, the sums need
-    mn/P more words of memory.
+    Cost: one pass over C on each rank; n words of a distributed row are sent to each row of the grid, m words of a
+    distributed column to each column; a residual in another layout is redistributed.  Where C is narrower than the type
+    of accumulation, the sums need mn/P more words of memory.
     Error: that of the product, times |f'| <= 1.13, and some units in the last place of the type of accumulation.
 
         hidden = Epilogue(bias=b, activation="gelu", aux=Z)
@@ -191,7 +191,7 @@ def check_kind(name: str, x: np.dtype, C: np.dtype) -> None:
 class EpilogueRun:
     """An epilogue with its buffers, to be applied any number of times.  Local.
 
-    sums : the matrix of the sums S, which the product overwrites: C itself where C has the type of accumulation.
+    sums : the matrix to which the product writes the sums S; this is C itself if C has the type of accumulation.
     sources : by name, this rank's source array of each operand that the plan redistributes.
     """
 
@@ -216,11 +216,11 @@ class EpilogueRun:
         return device.to_device(part, "C") if device else part
 
     def _source(self, name: str) -> Array:
-        """Return this rank's source array of an operand: its part of the residual, or repeated rows or columns."""
+        """Return the array from which this rank sends an operand: its part of a residual, or copies of a vector."""
         return self._workspace.repeated.get(name, getattr(self._epilogue, name).stored)
 
     def begin(self, beta: Any) -> None:
-        """Copy C to `sums`, unless `sums` is C or beta is 0; repeat the vectors that this rank sends."""
+        """Copy C to `sums`, unless `sums` is C or beta is 0; fill the buffers with copies of the vectors to be sent."""
         if self.sums is not self._C and beta != 0:
             CONVERT(self.sums.stored, self._C.stored)
         for name, copies in self._workspace.repeated.items():

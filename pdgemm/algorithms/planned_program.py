@@ -1,4 +1,4 @@
-"""Programs are planned by running their code on matrices without elements, whose operations are recorded as stages."""
+"""Programs are planned: their code runs on matrices without elements, and their operations are recorded as stages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def matrices_in(*arguments: Any) -> tuple[list[DistMatrix | Streamed], list[np.n
 
 
 def _fields(x: Any) -> dict[Any, Any]:
-    """Return the fields of a tuple, or of a dataclass such as the factors of a matrix; of other values, {}."""
+    """Return the fields of a tuple, or of a dataclass such as the factors of a matrix; {} for other values."""
     return dict(enumerate(x)) if isinstance(x, tuple) else vars(x) if is_dataclass(x) else {}
 
 

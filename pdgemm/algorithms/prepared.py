@@ -1,4 +1,4 @@
-"""Prepared products: the views, communicators and executor of a plan are set up once, and run many times."""
+"""Prepared products: the views, communicators and executor of a plan are set up once, and the plan runs many times."""
 
 from __future__ import annotations
 
@@ -313,8 +313,9 @@ class _LastRun(NamedTuple):
 
 
 def _same_again(key: tuple[Any, ...], call: Call[Product], A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executor:
-    """Return the last executor that formed C if the calls differ only in their buffers, else a new executor.  Local.
+    """Return the executor that last computed C if it can be used again, else a new executor.  Local.
 
+    It can be used again if `key` and the addresses of the matrices are the same; buffers may differ.
     key : all values that an executor depends on, except the addresses of its matrices.
     """
     last, arrays, owner = C.last_run, (call.A, call.B, call.C), ref(C)

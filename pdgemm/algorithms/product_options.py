@@ -113,7 +113,7 @@ class ProductForm(Protocol):
 
 
 class FullProduct(NamedTuple):
-    """The product op(A) op(B), of which all elements are computed."""
+    """The form of a product op(A) op(B) that computes all elements of the result, not only a triangle."""
 
     transa: str
     transb: str

@@ -115,7 +115,7 @@ def redistribute(
 def _check_target(X: DistMatrix, like: DistMatrix | None, grid: Any, options: tuple[object, ...], check: bool) -> None:
     """Raise on all ranks if the elements of X cannot be redistributed to the layout of `like`, or to `grid`.
 
-    options : whether there is no `out`, grid, block, source and order, as the caller of `redistribute` passed them.
+    options : (out is None, grid, block, source, order), as the caller of `redistribute` passed them.
     """
     with together(communicator(X=X), check) as description:
         description.append("redistribute to a grid" if like is None else "redistribute like another matrix")
@@ -178,7 +178,8 @@ def timed_exchange(
 ) -> Recorder:
     """Compute Y := alpha X + beta Y, and return the recorder.  Collective; the plan is the same on all ranks.
 
-    X, Y : the local array, or the list of this rank's blocks.   name : of the span.   then : further work on Y.
+    X, Y : the local array, or the list of this rank's blocks.   name : the name of the span that is recorded.
+    then : is called with the recorder after the exchange, for further work on Y.
     """
     sources, targets = (x if isinstance(x, list) else [x] for x in (X, Y))
     recorder = recorder_of([*targets, *sources][0])

@@ -1,8 +1,8 @@
 """Scaling of operands whose elements are near the limits of their type, in one place for all functions of matrices.
 
 Below the smallest normal number a pivot has no reciprocal, and products lose digits; near the largest number sums
-overflow.  `in_range` scales such operands by powers of two, calls the function, and scales its results back.  Both are
-exact, unless a result itself overflows, or is below the smallest normal number.
+overflow.  `in_range` scales such operands by powers of two, calls the function, and scales its results back.  This
+scaling is exact, unless a result itself overflows, or is below the smallest normal number.
 
 For a badly scaled matrix, one power for all elements does not suffice: a small row is lost as soon as its
 multiplier underflows, and elements of large rows are chosen as pivots.  An `Equilibrated` operand has a power for each
@@ -101,9 +101,9 @@ class Equilibrated(Measured):
     are read.  Rows and columns of a definite matrix have the same powers, which are computed from its diagonal.
 
     A general matrix is badly scaled if the largest elements of two rows, or columns, have a ratio below 1/10, as in
-    LAPACK's gesvx: its scale decides which elements are pivots.  With other kinds the limit is eps, or for "diagonal"
-    about the square root of the smallest normal number: for a smaller ratio the condition number of A may exceed 1/eps
-    although that of the scaled matrix is small.
+    LAPACK's gesvx, because scaling decides which elements are pivots.  With other kinds the limit is eps, or for
+    "diagonal" about the square root of the smallest normal number.  Below this limit the condition number of A may
+    exceed 1/eps although that of the scaled matrix is small.
     Cost: a reduction of all rows and one of all columns, or a gather of the diagonal.  For a badly scaled matrix, as
     many reductions in each of up to 16 passes over the exponents of the elements.
     Ruiz, A scaling algorithm to equilibrate both rows and columns norms in matrices, RAL-TR-2001-034, 2001.
@@ -129,7 +129,7 @@ class Equilibrated(Measured):
 
 
 class RightSide(Measured):
-    """The right-hand side of a system with an equilibrated matrix, which is the operand before it.
+    """The right-hand side of a system.  The operand before it is the system's matrix, which is `Equilibrated`.
 
     Each row is scaled by the power of its equation: that of a row of the matrix or, if the function's argument
     `transposed` is true, of a column.  Each column has a power of its own.   Cost: a reduction of all columns.
@@ -263,8 +263,9 @@ def _is_measured(x: Any) -> bool:
 def _fits(operand: Measured, x: Any, values: dict[str, Any]) -> bool:
     """Is the largest of this rank's elements in range, or zero, infinite or NaN?  Local.
 
-    On a device all elements are measured instead of the diagonal, which would be copied to the host.  If one of them is
-    infinite or NaN, the answer is no, and `exponent` then measures the finite elements that the function reads.
+    If only the diagonal counts, but the matrix is on a device, all elements are measured instead, so that the diagonal
+    is not copied to the host.  If one of these elements is infinite or NaN, the answer is no, and `exponent` then
+    measures the finite elements that the function reads.
     """
     part = x.stored if isinstance(x, DistMatrix) else x
     on_diagonal = isinstance(x, DistMatrix) and operand.diagonal
@@ -289,8 +290,8 @@ def _exponents(comm: Any, operands: dict[str, Measured], measured: dict[str, Any
 def _equilibrated(x: DistMatrix) -> Scale:
     """Return the exponents that scale the largest element of each row and column to about 1.  Collective.
 
-    If an element would fall below the smallest normal number, nothing is scaled: its row may depend on this element
-    where the others cancel, as on a diagonal element of a triangular matrix.
+    Nothing is scaled if an element would fall below the smallest normal number.  Such an element, for example on the
+    diagonal of a triangular matrix, may matter where larger elements of its row cancel.
     """
     logs = np.log2(size_of(x))
     if not logs.max() < np.inf:
@@ -311,7 +312,7 @@ def _equilibrated(x: DistMatrix) -> Scale:
 
 
 def _nearest(logs: DistMatrix) -> list[np.ndarray]:
-    """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite elements.  Collective.
+    """Return the vectors r and c for which r_i + c_j is nearest, in least squares, to the finite `logs`.  Collective.
 
     So if the rows and columns of a matrix with few nonzero elements have been scaled, 2^-r and 2^-c undo the scaling.
     By conjugate gradients:

@@ -52,7 +52,7 @@ def check_matrices(**matrices: object) -> None:
 
 
 def last_may_be_missing(function: F) -> F:
-    """Let callers omit the last required argument of a function, which is then None; the signature shows no default.
+    """Let callers omit the last required argument of a function: it is then None.  The signature shows no default.
 
     So the function's own checks report the mistake: in `pdgemm(A, B)` alpha is missing, but Python would report B.
     """
@@ -106,7 +106,10 @@ def op(A: DistMatrix, letter: str) -> DistMatrix:
 def accumulation(
     a: np.dtype, b: np.dtype, c: np.dtype, requested: Any, compute_type: Any = None
 ) -> tuple[np.dtype, str]:
-    """Return the accumulation type of products of a and b, and the type they are rounded to, or "" for none."""
+    """Return the type in which products are accumulated, and the type to which A and B are rounded, "" for none.
+
+    a, b, c : the types of A, B and C.   requested : the argument accumulate_dtype.
+    """
     if compute_type is not None:
         as_name(compute_type, "compute_type", dtypes.COMPUTE)
     return _accumulation(a, b, c, None if requested is None else dtypes.element_type(requested), compute_type)

@@ -50,10 +50,11 @@ def as_number(x: Any) -> Any:
 def fitted(name: str, inputs: Sequence[Any], out: MatrixBase | None = None) -> tuple[list[Any], MatrixBase, Any]:
     """Return the local parts of operands that differ in layout or shape, a matrix of the result's layout, and a report.
 
-    Matrices are redistributed to the layout of `out`, or else of the first matrix of the result's shape.  A matrix of
-    one row or column is gathered on every rank.  Each rank takes its part of it, as of a NumPy array.  Collective.
+    Matrices are redistributed to the layout of `out` or, if it is None, of the first matrix that has the result's
+    shape.  A matrix of one row or column is gathered on every rank; each rank then takes its part of the row or column,
+    as from a NumPy array.  Collective.
 
-    If one matrix was redistributed, the report is that of its redistribution, else a tuple of reports.
+    The report is that of the redistribution if one matrix was redistributed, otherwise a tuple of such reports.
     """
     matrices = [x for x in (*inputs, out) if isinstance(x, MatrixBase)]
     if any(isinstance(x, np.matrix) for x in inputs):  # depends only on types, so all ranks raise
@@ -203,7 +204,7 @@ def tril(m: Any, k: int = 0) -> Any:
 
 
 def _cleared(m: Any, where: Staircase) -> Any:
-    """Return a copy of m with zeros in the elements of a staircase."""
+    """Return a copy of m in which the elements of the `Staircase` are zero."""
     result = m.copy()
     store(result.stored, None, Combine(1, 0), within=where)
     return result
@@ -244,7 +245,7 @@ def vdot(a: Any, b: Any) -> Any:
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """Return matrices joined along an axis, in the blocks of the first matrix."""
+    """Return matrices joined along an axis, on the grid and with the block size of the first matrix."""
     first: Any = next(x for x in arrays if isinstance(x, MatrixBase))
     with together(first.grid.comm) as arguments:
         if axis not in (0, 1, -1, -2) or not all(isinstance(x, MatrixBase) for x in arrays):

@@ -179,7 +179,7 @@ class Batch:
 
 
 def arrays(x: Batch) -> list[np.ndarray]:
-    """Return this rank's items as a list of arrays, a stack being one array."""
+    """Return a list of the arrays that hold this rank's items: one array for a stack, else one for each item."""
     return x.items if isinstance(x.items, list) else [x.items]
 
 

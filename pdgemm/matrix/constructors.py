@@ -92,7 +92,7 @@ class Constructors(MatrixBase):
 
     @classmethod
     def _allocated(cls, name: str, shape: tuple[int, int], **layout: Unpack[LayoutOptions]) -> Self:
-        """Return a matrix as `empty` does; an error about different arguments of ranks names the constructor `name`."""
+        """Return a matrix as `empty` does.   name : the name of the calling constructor, for messages."""
         if unknown := layout.keys() - LAYOUT.keys():
             raise TypeError(f"DistMatrix.{name}() got an unexpected keyword argument {min(unknown)!r}")
         options: Any = {**LAYOUT, **layout}
@@ -267,11 +267,11 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Distribute a whole matrix.  Collective over the grid.
 
-        array : (m, n), the same on every rank, and each rank copies its part; or, with `root`, on the root only, which
-                sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
+        array : (m, n), the same on every rank: each rank copies its part.  With `root`, only the root passes the array,
+                and sends the other ranks their parts.  Numbers in any byte order; a masked array is refused.
         grid, block, source, order, device : as for `empty`.
         check : without `root`, compare a checksum of the array among the ranks, bit for bit: random numbers without
-                a common seed differ between ranks.  False where the arrays are known to be the same.
+                a common seed differ between ranks.  Pass False if the arrays are known to be the same.
 
         Cost per rank: (m n) / P elements are copied, and m n elements are read once by CRC-32 for `check`, which needs
         no further message.  With `root`: each rank receives (m n) / P elements, and the root sends m n elements.

@@ -194,7 +194,7 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         protect: Protection | None = None,
         check: bool = True,
     ) -> DistMatrix:
-        """Copy the elements to another layout, `like=B` to that of B: see `pdgemm.redistribute`.  Collective."""
+        """Copy the elements to another layout, by `like=B` to that of B: see `pdgemm.redistribute`.  Collective."""
         layout: Any = {"grid": grid, "block": block, "source": source, "order": order, "dtype": dtype}
         limits: Any = {"memory_limit": memory_limit, "protect": protect, "check": check}
         return pdgemm.redistribute(self, out, alpha=alpha, beta=beta, like=like, **layout, **limits)
@@ -241,8 +241,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
     def allgather(self) -> np.ndarray:
         """Return the whole matrix on every rank.  Collective over the grid.
 
-        Cost: mn words to every rank, in log2 P messages if these are at most 32 MiB, else in stages of 32 MiB, for
-        which every rank has a buffer.
+        Cost: mn words to every rank.  Up to 32 MiB are sent in log2 P messages.  More are sent in stages of 32 MiB, for
+        which every rank allocates a buffer.
         """
         with together(self.grid.comm) as arguments:
             arguments += ["allgather", self.distribution, self.dtype]
@@ -294,8 +294,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         """Return a matrix norm, or the norms of columns or rows, the same on every rank.  Collective over the grid.
 
         kind : "fro" sqrt(sum |a|^2), 1 max column sum, -1 min column sum, numpy.inf max row sum, -numpy.inf min row
-            sum, "max" max |a|; by `pdgemm.linalg.norm` 2 and -2 the largest and the smallest singular value, "nuc" the
-            sum of the singular values.
+            sum, "max" max |a|.  Computed by `pdgemm.linalg.norm`: 2 the largest singular value, -2 the smallest, "nuc"
+            the sum of the singular values.
         axis : 0 for the norms of columns, 1 for the norms of rows, as by `vector_norm`, with "fro" as 2.
         A NaN anywhere gives NaN; no intermediate result overflows.
         """

@@ -111,7 +111,7 @@ def to_all_ranks(grid: ProcessGrid, name: str, vector: np.ndarray, sums: bool = 
 
 
 def block_index(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, Any]:
-    """Return an index of rows x cols of a matrix: slices, which NumPy copies fastest, where both are contiguous."""
+    """Return an index of these rows and columns: slices if both are contiguous, because NumPy copies slices fastest."""
     slices = [slice(int(x[0]), int(x[-1]) + 1) if len(x) and x[-1] - x[0] + 1 == len(x) else x for x in (rows, cols)]
     if all(isinstance(x, slice) for x in slices):
         return slices[0], slices[1]

@@ -39,7 +39,7 @@ def new_array(
 
 
 def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
-    """Return the result of a collective function that allocates, called again if a rank lacks device memory.
+    """Return the result of `allocate`, a collective function; call it again if a rank lacks device memory.
 
     Device memory that its owner has freed stays allocated while other ranks map it.  So before the second call all
     ranks unmap the memory that they do not use.   allocate : raises OutOfMemoryError on all ranks, and writes nothing.
@@ -56,11 +56,11 @@ def allocated(comm: MPI.Comm, allocate: Callable[[], T]) -> T:
 
 
 def shared_or_sent(comm: MPI.Comm, set_up: Callable[[bool], T], required: bool = False) -> T:
-    """Return set_up(True), by which ranks read each other's memory, or set_up(False) where they cannot read it.
+    """Return set_up(True), with which ranks read each other's memory; if they cannot read it, return set_up(False).
 
     The first call is repeated as by `allocated`.  It fails where node-shared memory is exhausted or memory of another
     GPU cannot be mapped; both errors are raised on all ranks.
-    required : raise this error, because the caller requested a mover.   Collective over comm.
+    required : raise the error of set_up(True), because the caller requested a mover.   Collective over comm.
     """
     try:
         return allocated(comm, partial(set_up, True))
@@ -84,8 +84,8 @@ def new_local(
 def new_shared(grid: ProcessGrid, allocate: Callable[[list[object]], Array]) -> tuple[Array, bool]:
     """Return the local array of a new matrix, and the result of `all_shared` for the arrays of all ranks.  Collective.
 
-    allocate : returns the array; called as by `allocated` in a block `with together(grid.comm)`, whose list of
-        arguments it gets.
+    allocate : returns the local array.  It is called inside `with together(grid.comm) as arguments`, and gets the list
+        `arguments`.  Like the function of `allocated`, it may be called twice.
     """
 
     def agreed() -> tuple[Array, bool]:
@@ -106,7 +106,7 @@ def empty_like(A: Any, dtype: Any = None, distribution: Distribution | None = No
 
 
 def is_readable(local: Array, grid: ProcessGrid) -> bool:
-    """Return whether other ranks of this node can read a local array in place, or it is empty.  Local."""
+    """Return whether other ranks of this node can read a local array in place; True for an empty one.  Local."""
     if grid.comm.size == 1:
         return False
     device = devices.of(local)

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     M = TypeVar("M")
 
     class _Operator:
-        """An operator of two operands, whose result has the type of the matrix."""
+        """The type of an operator of a matrix and another operand: the result is a matrix of the same class."""
 
         def __get__(self, matrix: M, kind: type[M]) -> Callable[[Any], M]: ...
 

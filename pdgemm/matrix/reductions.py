@@ -284,7 +284,10 @@ class Reductions(MatrixBase):
 
 # ---------------------------------------------------------------- on one rank
 def _reduce(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
-    """Return the accumulators of a non-empty array along an axis, on the host.   indices : global indices."""
+    """Return the accumulators of a non-empty array along an axis, on the host.
+
+    indices : the global indices along the axis.
+    """
     most = at_a_time(x, fold.most)
     if abs(x.strides[0]) < abs(x.strides[1]):
         x, axis = x.T, 1 - axis

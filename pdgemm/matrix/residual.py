@@ -91,11 +91,11 @@ def verify(
 
     Returns a `Residual`, which is not `passed` where the bound is too large to distinguish C from zeros.
 
-    Products are in double precision; the bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type, by default
-    C's type, or float32 for 16 bits (Higham 2002, 3.6, and the tolerance of SLATE's test_gemm); plus half an eps
-    for each rounding of an operand to `compute_type`, and of C to 16 bits.  Complex: times 2 sqrt(2).  The errors of
-    "ozaki" are relative to the largest elements of rows and columns: |A||B||X| gets a term for them.  The rounding of
-    C is relative to |C||X|.
+    Products are in double precision.  The bound is 3 sqrt(max(k, n) + 2) eps of the accumulation type (Higham 2002,
+    3.6, and the tolerance of SLATE's test_gemm), which is by default C's type, or float32 for 16 bits.  Half an eps is
+    added for each rounding of an operand to `compute_type`, and of C to 16 bits.  For complex numbers this bound is
+    multiplied by 2 sqrt(2).  The errors of "ozaki" are relative to the largest elements of rows and columns: |A||B||X|
+    gets a term for them.  The rounding of C is relative to |C||X|.
     Cost: 4 (mk + kn + mn) vectors / P flops; for each of A, B and C two allreduces of `vectors` words per row, and one
     of one word per row; where beta is not 0, the same for C0, and 4 mn vectors / P flops.
     Raises LayoutError on every rank when shapes do not fit.
@@ -201,7 +201,7 @@ def check_arguments(
 
 
 def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:
-    """Return columns of n numbers in [-1, 1), which are the same on all ranks."""
+    """Return random numbers in [-1, 1), (n, vectors), the same on all ranks."""
     f = element_function("uniform", seed, np.dtype(np.float64))
     X: np.ndarray = 2 * f(np.arange(n)[:, None], np.arange(vectors)) - 1
     return X

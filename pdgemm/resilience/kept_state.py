@@ -31,7 +31,7 @@ class KeptState:
 
     values : the values by name.   last : function that returns whether the state is the last one.
     readable : matrices outside of node-shared memory are copied to this memory, if they fit.
-    inherited_words : elements that this rank received when the state was moved from another grid; else None.
+    inherited_words : elements that this rank received when the state was moved from another grid; None: it was not.
     Raises ArgumentError or GridError on all ranks.
     """
 
@@ -121,7 +121,7 @@ class KeptState:
 
 
 def _is_readable(x: Array, grid: ProcessGrid) -> bool:
-    """Return whether the other ranks of the node can read an array of this rank, or need not: it is empty."""
+    """Return whether the other ranks of the node can read an array of this rank; True for an empty one."""
     return not x.size or (not devices.of(x) and grid.memory.lies_here(x))
 
 

@@ -56,7 +56,8 @@ class resilient:
             state = r.run(make, step, lambda state: state["k"] == 10)
 
     comm     : intracommunicator, by default MPI.COMM_WORLD.  It is duplicated.
-    grid     : a function that creates the process grid of a communicator, which has fewer ranks after each failure.
+    grid     : a function that creates a process grid over a communicator.  It is called again after each failure, with
+               a communicator of fewer ranks.
     patience : seconds from a failure until surviving ranks have agreed which step to repeat, or end with exit code 3.
                A rank whose step has not ended after two thirds of this time, because it hangs or computes for so long,
                is ended, and the other ranks continue without it.
@@ -167,7 +168,7 @@ class resilient:
             return KeptState(step(state), self.grid, done or (lambda state: True), not self.why_not)
 
     def _attempt(self, work: Callable[[], KeptState]) -> KeptState | None:
-        """Return the state of `work` if all ranks completed it, else None.  Raises an exception that all raised."""
+        """Return the state of `work`; None if not all ranks completed it.  Raises an exception that all raised."""
         if self.why_not:
             return work()
         self._error, state, bits = None, None, 0

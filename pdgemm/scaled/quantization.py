@@ -48,8 +48,9 @@ def quantize(
     block  : rows and columns of a block, for "block".  The blocks of A's layout must begin at borders of these blocks,
              so that each of them is on one rank.
     scale_dtype : float32, or float8_e8m0fnu: powers of two, the least at which no element is too large.
-    saturate : elements too large for the type, infinities too, become its largest numbers; this happens only where
-             `scales` is a number, and to infinities.  False: they become NaN (float8_e4m3fn) or infinity (float8_e5m2).
+    saturate : True: elements that are too large for the type become its largest number.  False: they become NaN
+             (float8_e4m3fn) or infinity (float8_e5m2).  Infinities are too large; finite elements can be too large
+             only if `scales` is a number.
 
     NaN stays NaN; int8 cannot hold it.  Rounding is to nearest, ties to even.
 
@@ -58,8 +59,8 @@ def quantize(
     Cost: nothing is sent for "block"; else all-reduces of the m, n or 1 largest elements.  Memory for one copy of A.
     Raises DTypeError, LayoutError, ArgumentError or DeviceError on every rank.
 
-    OCP Microscaling Formats (MX) 1.0, 2023, whose scale is a power of two, too, but may be half as large, so that the
-    largest elements saturate; Micikevicius et al., FP8 formats for deep learning, arXiv:2209.05433, 2022.
+    OCP Microscaling Formats (MX) 1.0, 2023: the scale there is a power of two, too, but may be half as large, and then
+    the largest elements saturate.  Micikevicius et al., FP8 formats for deep learning, arXiv:2209.05433, 2022.
     """
     checked = together(communicator(A=A))
     with checked as arguments:
@@ -101,12 +102,15 @@ def quantize(
 
 
 def largest_number(dtype: np.dtype) -> float:
-    """Return the largest finite number of a type of values; of int8 127, as -128 is not used."""
+    """Return the largest finite number of a type of values; for int8 it is 127, and -128 is not used."""
     return 127.0 if dtype.kind == "i" else float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def rounded(x: np.ndarray, dtype: np.dtype, saturate: bool) -> np.ndarray:
-    """Return x rounded to a type of values; with `saturate`, larger numbers become its largest.  Overwrites x."""
+    """Return x rounded to a type of values.  Overwrites x.
+
+    saturate : numbers that are too large for the type become its largest number.
+    """
     if dtype.kind == "i":
         np.rint(x, out=x)
     if saturate:
@@ -129,7 +133,7 @@ def _check_types(A: DistMatrix, to: np.dtype, of_scales: np.dtype, saturate: boo
 
 
 def _sides(shape: tuple[int, int], scales: Any, block: Any) -> tuple[int, int]:
-    """Return the rows and columns that share a scale."""
+    """Return the numbers of rows and of columns of the blocks that share a scale."""
     m, n = (max(1, x) for x in shape)
     if isinstance(scales, Real) and not isinstance(scales, bool):
         number = as_real(scales, "scales", above=0)
@@ -144,7 +148,11 @@ def _sides(shape: tuple[int, int], scales: Any, block: Any) -> tuple[int, int]:
 
 
 def _aligned(dim: BlockCyclic, side: int, what: str) -> BlockCyclic:
-    """Return the distribution of one scale for each `side` indices, each on the owner of its indices."""
+    """Return how the rows, or columns, of the matrix of scales are distributed.
+
+    Each is on the rank that owns the `side` rows, or columns, of A that share it.
+    dim : the distribution of the rows, or columns, of A.   what : "rows" or "columns", for messages.
+    """
     n = -(-dim.n // side)
     if dim.parts == 1:
         return BlockCyclic.even(n, 1)

@@ -157,9 +157,9 @@ class Scaled:
     def decode(self, dtype: DType = np.float32) -> DistMatrix:
         """Return the elements, values times scales, as a DistMatrix in the layout of the values.  Collective.
 
-        dtype : a real or complex type.  Each element is one product in float32, exact for scales that are powers of two
-            unless it over- or underflows, else rounded once; in float64 and complex128 always exact.  A narrower type
-            is rounded from float32.
+        dtype : a real or complex type.  Each element is one product, which is always exact in float64 and complex128.
+            For other types it is computed in float32: exactly, if the scale is a power of two and the product does not
+            over- or underflow, otherwise with one rounding.  Then it is rounded to a narrower type.
 
         Cost: one exchange of the scales that this rank lacks.  `.report` has its words.
         Raises DTypeError on every rank.
@@ -257,7 +257,10 @@ def local_strip(x: Scaled) -> tuple[Strip, Any]:
 
 
 def _block(shape: tuple[int, int], scales: tuple[int, int], block: Any) -> tuple[int, int]:
-    """Return the rows and columns that share a scale.  Raises LayoutError where the shapes do not fit."""
+    """Return the numbers of rows and of columns of a block that shares a scale.
+
+    Raises LayoutError if `scales`, the shape of the matrix of scales, does not fit.
+    """
     if block is None:
         if any(x not in (1, n) for x, n in zip(scales, shape)):
             raise LayoutError(f"scales of shape {scales} for values of shape {shape} need block=(rows, columns)")

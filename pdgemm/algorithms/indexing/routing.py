@@ -133,14 +133,15 @@ class Routing:
 
     @property
     def imbalance(self) -> float:
-        """The most rows of any rank / the mean over all ranks."""
+        """The number of rows of the rank that gets the most rows, divided by the mean number over all ranks."""
         return max(self.counts) * self.grid.size / max(1, sum(self.counts))
 
     @repeated_if_unmapped
     def to_groups(self, X: DistMatrix, *, check: bool = True) -> Batch:
         """Return the rows of X by group: item g is (sizes[g], d), on the owner of g.  Collective over the grid.
 
-        X : DistMatrix (m, d), each row of which is copied to its k groups, or (mk, d); any layout over the same ranks.
+        X : DistMatrix of any layout over the same ranks.  (m, d): each row is sent to its k groups.  (mk, d): row
+            ik + j is sent to the j-th group of row i.
 
         The items are copies, whose elements may be changed; `.report` has the words that were sent.
         Cost per rank: each row is sent once to each of its groups on other ranks, packed, in one exchange.
@@ -167,8 +168,8 @@ class Routing:
                 a group become beta Y.  None: Y is allocated; its row ik + j is on the ranks of row i of the
                 matrix that `plan_grouped` was called with.
 
-        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`; items that are not
-        one array on the host are copied first.
+        Returns Y; `Y.report` has the words that were sent.  Cost: as `to_groups`.  If this rank's items are not
+        contiguous parts of one array on the host, they are first copied into one array.
         """
         start, comm, new_result = perf_counter(), self.grid.comm, Y is None
         with together(comm, check) as arguments:
@@ -212,7 +213,9 @@ class Routing:
         return Batch(items, shapes, self.owner, rows.dtype, self.grid.comm, devices.of(rows))
 
     def transfer_to(self, Y: DistMatrix, rows: Array, beta: Any, new_result: bool, check: bool) -> RoutedTransfer:
-        """Return the transfer Y := R + beta Y of `to_rows`; `rows` of `new_rows` has this rank's groups.  Collective.
+        """Return the transfer Y := R + beta Y of `to_rows`.  Collective.
+
+        rows : an array from `new_rows`, with the rows of this rank's groups.
 
         new_result : Y was allocated for this transfer.
         """

@@ -35,8 +35,8 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     """Return a new matrix of some rows and columns of A, in the order of the indices, as A[rows] does.  Collective.
 
     A    : DistMatrix (m, n), or a view.
-    rows, cols : a list or array of indices, which may repeat, or be negative as in NumPy; a mask, a 1-D array of m (n)
-           truth values; a slice of any step, or a range; None for all.  The same on every rank.
+    rows, cols : a list or array of indices, which may repeat, or be negative as in NumPy; a mask (a 1-D array of m, or
+           n, truth values); a slice of any step, or a range; None for all.  The same on every rank.
 
     The result is a copy and not a view, also for a slice, with the grid, the blocks and the type of A; `.report` has
     the words that were sent.
@@ -70,9 +70,9 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 @repeated_if_unmapped
 def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
-    """Copy elements of X to Y, and set Y.report.  Collective.   pairs : indices in X and Y, of rows and of columns.
+    """Copy elements of X to Y, and set Y.report.  X and Y share no memory.  Collective.
 
-    X and Y share no memory.
+    pairs : which row of X is copied to which row of Y, and the same for columns.
     """
     grid, comm = Y.grid, Y.grid.comm
     with together(comm) as arguments:
@@ -193,7 +193,7 @@ def _spread(value: Any, places: tuple[Picked, Picked]) -> Any:
 
 
 def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
-    """Set this rank's elements of A[rows, cols] to a number, or to its part of a 2-D array.  Local."""
+    """Set this rank's elements of A[rows, cols] to a number, or to the elements of a 2-D array.  Local."""
     i, j = A.grid.coords
     (down, from_rows), (across, from_cols) = (
         _places(dim, x.indices, part)

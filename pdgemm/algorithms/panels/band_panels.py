@@ -130,7 +130,7 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
         return self._task.workspace[name][: 2 * height * width].reshape(2, height, width)
 
     def _global_rows(self, panel: Panel) -> np.ndarray:
-        """Return the global indices, counted from the panel's end, of this rank's rows below it."""
+        """Return the global indices of this rank's rows below a panel, counted from the end of the panel."""
         return indices_between(self._rows, panel.stop, self._plan.n, self._task.grid.coords[0])
 
     def _global_cols(self, panel: Panel) -> np.ndarray:
@@ -138,7 +138,9 @@ class BandReduction(PanelAlgorithm[BandSchedule]):
 
 
 class BidiagonalBand(PanelAlgorithm[BidiagonalBandSchedule]):
-    """Overwrites A (m, n), m >= n, with Q^H A P, an upper band; elements outside of the band are not meaningful.
+    """Overwrites A (m, n), m >= n, with the upper band matrix Q^H A P, of bandwidth b.
+
+    Elements outside of the band are not meaningful.
 
     Cost per rank for P ranks: (4 m n^2 - 4/3 n^3)/P flops, and 4 m n b flops that all ranks repeat.
     Error: |A - Q B P^H| <= c m n^{1/2} eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).

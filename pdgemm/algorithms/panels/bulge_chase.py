@@ -19,9 +19,10 @@ from pdgemm.transport.panels.task import Task
 
 
 class BulgeChase(PanelAlgorithm[ChaseSchedule]):
-    """Reduces a band to tridiagonal form by chasing bulges; the result is in `bulges` of the first rank.
+    """Reduces a Hermitian band matrix to tridiagonal form by chasing bulges.
 
-    bulges : the band, the same on every rank on entry.
+    bulges : on entry the band matrix, the same on every rank; overwritten.  On return the first rank has the
+        tridiagonal matrix.
     reflections : overwritten with the reflections of this rank's tasks; a task is one reflection of b rows (`Chase`).
 
     Cost: 6 n^2 b flops in all; about 6 n b^2 words between two neighbours.
@@ -69,13 +70,13 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
         return self._bulges.AB[:, columns].reshape(-1, order="F")
 
     def _send(self, side: int, rank: int, *arrays: np.ndarray) -> None:
-        """Start to send arrays to the previous (side 0) or next (side 1) rank of the chase, which changes them next."""
+        """Start to send arrays to the previous (side 0) or next (side 1) rank of the chase."""
         task, slot = self._task, self._slots[side]
         for tag, x in enumerate(arrays):
             slot.users += send(task.grid.comm, x.reshape(-1), self._ranks[rank], task.recorder, tag)
 
     def _receive(self, side: int, rank: int, *arrays: np.ndarray) -> None:
-        """Wait for the last send to the neighbour on this side; then receive the arrays that it has changed."""
+        """Wait until the last send to a neighbour is complete; then receive the arrays that the neighbour changed."""
         task = self._task
         slot = task.free(self._slots[side])
         for tag, x in enumerate(arrays):
@@ -86,7 +87,8 @@ class BulgeChase(PanelAlgorithm[ChaseSchedule]):
 class BackChase(PanelAlgorithm[BackChaseSchedule]):
     """Computes X := Q X, where Q is the product of all reflections of a `BulgeChase`, in blocks of 32 sweeps.
 
-    reflections : of this rank's tasks, as `BulgeChase` stored them.   X : (n, k); each column is on one rank.
+    reflections : the reflections of this rank's tasks, as `BulgeChase` stored them.
+    X : (n, k); each column is on one rank.
 
     Cost: about 3 n^2 k flops on all ranks together; n^2/2 words in for each rank.
     """

@@ -35,7 +35,7 @@ class Cholesky(PanelAlgorithm[CholeskySchedule]):
         self._failed = 0
 
     def __call__(self) -> int:
-        """Return the order of the first leading minor that this rank found not to be positive definite, or 0."""
+        """Return the order of the first leading minor that this rank found not to be positive definite; 0 if none."""
         steps = self._plan.steps
         if not steps:
             return 0

@@ -39,12 +39,12 @@ class PairedColumns(NamedTuple):
         return self.X[:, 2 * j + 1]
 
     def column(self, j: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        """Return these rows of column j of V W^H + W V^H, with the first j columns of V and W."""
+        """Return the rows `rows` of column j of V W^H + W V^H; only the first j columns of V and W are used."""
         X = self.X[:, : 2 * j]
         return np.matmul(X[rows], _exchanged(X[j]).conj(), out=out)
 
     def times(self, x: np.ndarray, columns: slice, out: np.ndarray) -> np.ndarray:
-        """Return V W^H x + W V^H x, with some columns of V and W."""
+        """Return V W^H x + W V^H x; only the columns `columns` of V and W are used."""
         X = self.X[:, 2 * columns.start : 2 * columns.stop]
         return np.matmul(X, _exchanged((x.conj() @ X).conj()), out=out)
 
@@ -61,9 +61,10 @@ def _exchanged(row: np.ndarray) -> np.ndarray:
 
 
 class PartOfTriangle(NamedTuple):
-    """A local submatrix from below the diagonal of A, or a Hermitian one, of which only the lower triangle is read.
+    """A local submatrix of A.  Either all of it is below the diagonal of A, or its diagonal is on the diagonal of A.
 
     rows, cols : the entries of vectors that belong to the rows and columns of the submatrix.
+    hermitian  : the second case: the submatrix is Hermitian, and only its lower triangle is read.
     """
 
     A: np.ndarray
@@ -92,7 +93,7 @@ class HermitianTiles:
                 x[some] = x[some, order]
 
     def _parts(self, panel: Panel, start: int) -> Iterator[PartOfTriangle]:
-        """Yield the submatrices from row and column `start` on; if not Hermitian, with one block of columns each."""
+        """Yield the submatrices from row and column `start` on; those that are not Hermitian have one block column."""
         by_class, b = self._plan.by_class, self._plan.by_class.block
         for c, cols in self._cols.items():
             first = by_class.below(start, c)
@@ -109,7 +110,7 @@ class HermitianTiles:
                     yield self._part(panel, (r, c), slice(rows.start + top, rows.stop), block)
 
     def _part(self, panel: Panel, classes: tuple[int, int], rows: slice, cols: slice) -> PartOfTriangle:
-        """Return the submatrix of these local rows, of class r, and columns, of class c."""
+        """Return the submatrix of some local rows and columns.   classes : the classes of rows and columns."""
         (r, c), segments = classes, self._plan.segments[panel]
         down, right = self._rows[r].stop - segments[r].stop, self._cols[c].stop - segments[c].stop
         places = slice(rows.start - down, rows.stop - down), slice(cols.start - right, cols.stop - right)

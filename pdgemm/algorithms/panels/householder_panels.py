@@ -156,7 +156,7 @@ class ChosenColumns:
 
     tau : as for `Householder`.   p : the column numbers of A, overwritten with their new order on all grid ranks.
     sketch, rows : 1-D buffers for a sketch, and for rows of R.
-    chosen, drawn : filled during the run, for the fields of `PivotedSchedule` of these names.
+    chosen, drawn : filled during the run; `PivotedSchedule` has fields of these names for them.
     """
 
     tau: np.ndarray
@@ -173,8 +173,9 @@ class PivotedHouseholder(Householder):
     Y = G X is a sketch of the trailing matrix X, where G has normal random numbers.  The columns of Y have about the
     same relative lengths as the columns of X, and the same distances to the span of other columns: LAPACK's geqp3 of Y
     chooses the columns of a panel, and geqp3 of the panel orders them.  If X P = Q [R11 R12; 0 X'] and
-    G X P = [Y1 Y2], then Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps |Y|, where Y was
-    drawn as G X.  So a new sketch is drawn if X' may be smaller than sqrt(eps) times that X.
+    G X P = [Y1 Y2], then Y2 - Y1 R11^-1 R12 is a sketch of X'.  Its rounding errors are about eps |G X_0|, where X_0 is
+    the trailing matrix for which a sketch was last drawn.  So a new sketch is drawn if |X'| may be less than
+    sqrt(eps) |X_0|.
 
     Cost per rank on P ranks: that of `Householder`, and 2 m n b/P flops for each sketch of b rows; on the first rank
     also 3 n^2 b flops to choose columns and to update the sketch.
@@ -226,7 +227,7 @@ class PivotedHouseholder(Householder):
         return self._tell(panel, self._schedule.ranks[0], pivots)
 
     def _reorder(self, panel: Panel) -> None:
-        """Reorder the columns of R above a panel as the owner of its diagonal block has ordered its columns."""
+        """Give the columns of R above a panel the order that the panel's columns got when the panel was factored."""
         part, i = slice(panel.start, panel.stop), self._task.grid.coords[0]
         order = self._tell(panel, self._schedule.A.rank(panel.row, panel.col), self._orders[part])
         moves = RowMoves.to(np.arange(panel.start, panel.stop), panel.start + order)
@@ -262,7 +263,7 @@ class PivotedHouseholder(Householder):
         self._pivots.drawn.append(number)
 
     def _follow(self, panel: Panel) -> None:
-        """Update the first rank's sketch after a panel: use its rows of R to sketch the new trailing matrix."""
+        """Update the first rank's sketch after a panel: use the panel's rows of R to sketch the new trailing matrix."""
         plan, task, (i, j) = self._schedule, self._task, self._task.grid.coords
         gathering, w = plan.gathering(panel), panel.width
         parts, ends = self._pivots.rows[: gathering.words], gathering.offsets.tolist()

@@ -44,7 +44,7 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
         self._singular = 0
 
     def __call__(self) -> int:
-        """Return the number, counted from 1, of the first zero pivot in the panels that this rank factored, or 0."""
+        """Return the number, from 1 on, of the first zero pivot in the panels that this rank factored; 0 if none."""
         task, steps = self._task, () if self._task.grid.idle else self._plan.steps
         for number, panel in enumerate(steps):
             slot, end = self._slots[number % 2], panel.stop

@@ -71,8 +71,8 @@ def device_of(A: DistMatrix) -> str:
 class PanelAlgorithm(Generic[Planned]):
     """One rank's part of a panel algorithm; calling it carries out the schedule.
 
-    The call returns None, or a number such as the order of a leading minor that is not positive definite, 0 if there is
-    none; `run_panels` returns the smallest nonzero number of all ranks.
+    The call of some algorithms returns a number, such as the order of a leading minor that is not positive definite; 0
+    means that there is none.  Others return None.  `run_panels` returns the smallest nonzero number of all ranks.
     """
 
     def __init__(self, task: Task[Planned]) -> None:
@@ -93,8 +93,8 @@ def run_panels(
 
     executor : makes the callable, such as a `PanelAlgorithm`, that runs on each rank with a position in the grid.
     as_run : completes the schedule with results of the run, such as pivots, for the predictions in the report.
-    Returns the smallest nonzero number that a call returned on any rank, else 0, and a function that makes the report;
-    0 and None while a program is planned.
+    Returns the smallest nonzero number that a call returned on any rank (0 if there is none), and a function that makes
+    the report.  While a program is planned, returns 0 and None.
     Raises the same exception on all ranks if buffers cannot be allocated, GPU memory can be neither mapped nor sent, or
     a computation runs out of memory: cuSOLVER's workspace is not part of the schedule's buffers.
     """
@@ -131,10 +131,13 @@ def run_panels(
 def working_copy(
     A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
 ) -> tuple[DistMatrix, list[RunReport]]:
-    """Return a matrix equal to A that may be overwritten, and a list with the report of its redistribution, if any.
+    """Return a matrix equal to A that may be overwritten, and a list of reports.  Collective.
+
+    If A was redistributed, the list contains the report of the redistribution; otherwise it is empty.
 
     fits : the layout of A suits the algorithm; otherwise the copy has square blocks.
-    overwrite : the result may be A itself.   order, dtype : of the result; None: those of A.   Collective.
+    overwrite : the result may be A itself.
+    order, dtype : the memory order and the type of the result; None: those of A.
     """
     grid, order, dtype = A.grid if fits else A.grid.base, order or A.order, dtype or A.dtype
     if fits and overwrite and not A.conjugated and (A.order, A.dtype) == (order, dtype):

@@ -56,7 +56,7 @@ def factored_rows(A: Array, copy: Combine, Q: Array, buffer: Array, recorder: Re
     A : (m, k).   copy : copies rows of A to the workspace.   Q : (m, k), row-major, which `form` overwrites.
     buffer : workspace of m k elements.   All three are on the host, or on one device.
 
-    6 m k^2 flops, half of them in `form`.  A device needs 4 k^2 elements more.
+    Cost: 6 m k^2 flops, half of them in `form`.  On a device, 4 k^2 more elements of memory are allocated.
     """
     with recorder.phase("compute"):
         return _on_host(A, copy, Q, buffer) if of(Q) is None else _on_device(A, copy, Q, buffer)
@@ -225,8 +225,9 @@ def factor(G: np.ndarray, m: int, first: bool) -> tuple[np.ndarray, float, float
 
     G : (k, k), the upper triangle of Q^H Q; Q has m rows, and columns of lengths D.   first : s may be positive.
 
-    s = 0 is rejected if a pivot is not above the rounding errors, sqrt(m) eps of G's entries and k eps of its factor:
-    then columns of Q may be dependent.  The shift is 11 (mk + k(k+1)) u |G| (Fukaya et al. 2020, (4.1)).
+    A factor for s = 0 is rejected if a pivot is not above the rounding errors, because columns of Q may be dependent
+    then.  These errors are sqrt(m) eps in G, and k eps in its factor.
+    A positive s is 11 (mk + k(k+1)) u |G| (Fukaya et al. 2020, (4.1)).
     """
     k, unit = len(G), eps(G.dtype)
     wide = G.astype(np.result_type(G.dtype, np.float64))

@@ -98,7 +98,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
 
     @contextmanager
     def _all_but_waits(self) -> Iterator[None]:
-        """Count the seconds of a `with` block, less its waits, as computation: one column is too short to be timed."""
+        """Count the seconds of a `with` block, except waits, as computation: one column is too short to be timed."""
         seconds, start = self._task.recorder.seconds, perf_counter()
         before = seconds.get("wait", 0.0)
         yield
@@ -110,7 +110,7 @@ class Tridiagonal(PanelAlgorithm[TridiagonalSchedule]):
         return [*range(1, panel.width), self._plan.place(panel, min(panel.stop, self._plan.n - 1))]
 
     def _norm_of_rest(self, column: np.ndarray, start: int, one: int) -> float:
-        """Return the norm of a slice of a column from `start` on, without the element `one`, which may be outside."""
+        """Return the norm of a slice of a column from `start` on.   one : an index to leave out; it may be outside."""
         inside = 0 <= one < len(column)
         if inside:
             column[one], first = 0, column[one]
@@ -243,7 +243,7 @@ class _Slices:
         self.free = self._swap.free
 
     def gather(self, w: np.ndarray | None, norm: float) -> float:
-        """Set a, and w if it is not None, to the slices of all ranks; return the 2-norm of all ranks' `norm`."""
+        """Set a, and w if it is not None, to the slices of all ranks; return the root of the sum of all norm^2."""
         self._note[0] = norm
         self._swap()
         for part, x in self._to_a:

@@ -41,8 +41,8 @@ class Accumulator:
              where `call.poll` has to be called every few milliseconds.  If `call.mirrored`, square tiles on the
              diagonal of C are computed from A only, with half of the flops.
     formed : the elements of `sums` that are computed; None: all.  The other elements are neither read nor written.
-    scales : the scales of A for the rows of `sums`, and of B for its columns, by which converted panels are multiplied;
-             None: `call.scales`.
+    scales : the scales of A for the rows of `sums`, and those of B for its columns; None: `call.scales`.  A panel is
+             multiplied by its scales when it is converted.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Accumulator:
             self._form(self._products(A, B, conjugate_a, conjugate_b))
 
     def _form(self, products: Iterable[Callable[[Any], object]]) -> None:
-        """Call products, which are functions of beta, one after another."""
+        """Call the functions `products` one after another, the first with the current beta, the others with 1."""
         between = self.between
         for multiply in products:
             multiply(self.beta)
@@ -134,7 +134,7 @@ class Accumulator:
             completed(window)
 
     def add_wide(self, A: Array, B: Array, inner: Inner = None) -> None:
-        """Add a product over many inner indices, in panels of the plan's width where operands are converted.
+        """Add a product over many inner indices.  If operands are converted, panels of the plan's width are multiplied.
 
         inner : the inner indices, if A or B has scales; None: 0, 1, 2, ...
         """

@@ -74,7 +74,7 @@ class BroadcastPanels:
         self._travels, self._holds = self._comes and not plan.transport.shared, held
 
     def panel(self, steps: list[tuple[int, IndexMap]], runs: IndexMap, turn: int) -> PreparedPanel:
-        """Return the array with the columns `runs` that will be multiplied, and the actions that fill this array.
+        """Return the array that will hold the columns `runs` of the operand, and the actions that fill this array.
 
         steps : the owners, and the columns of each owner.  Columns of several owners are stored side by side, in
         column-major order if they are sent, so that the columns of each owner are contiguous.
@@ -137,7 +137,10 @@ class BroadcastPanels:
         return partial(copy_blocks, self._parts[owner], there, identity(self._rows), cols)
 
     def _bring(self, panel: Array, owner: int, slot: int, at: int) -> Callable[[Slot, Recorder], object] | None:
-        """Return the action that transfers a panel, if any.   at : the panel's offset in the slot's host buffer."""
+        """Return the action that transfers a panel; None if this rank does not need it, or has it.
+
+        at : the panel's offset in the slot's host buffer.
+        """
         if self._travels and self._staged:
             workspace = self._staged[slot].cut(at, at + panel.size)
             return partial(Staged(workspace), self._comm, panel.ravel(order="K"), owner)

@@ -72,10 +72,12 @@ class LayerSums:
         places: Sequence[slice],
         owners: list[int],
     ) -> None:
-        """Form the sums of a window owner by owner, this rank's part last; each part is sent before the next is formed.
+        """Reduce a window whose partial sums are formed owner by owner, those that this rank owns in C last.
 
-        form   : computes the ranges with these numbers in `sums`.
-        owners : the rank in `comm` that owns each range.   Each owner adds its local sums last, so the order is fixed.
+        The partial sums for one owner are sent before those for the next one are formed.  Each owner adds its own
+        partial sums last, so the order of addition is fixed.
+        form   : gets the numbers of some ranges, and computes their partial sums in `sums`.
+        owners : the rank in `comm` that owns each range.
         """
         comm, recorder, counts = self._comm, self._recorder, self._reduction.counts(*self._at, window)
         starts, me = np.cumsum([0, *counts]).tolist(), comm.rank
@@ -98,7 +100,7 @@ class LayerSums:
         self._store_later(mine, window, packed[starts[me] : starts[me + 1]])
 
     def _store_later(self, mine: Array, window: Window, own: Array | None = None) -> None:
-        """Store a window in C when it has arrived: when the next window is added, or at once without lookahead."""
+        """Store a window in C when the next window is added; if the product has no lookahead, store it at once."""
         self._pending, self.done = partial(self._store, mine, window, own), self.done + 1
         if not self._call.product.lookahead:
             self.finish()
@@ -162,7 +164,9 @@ class LayerSums:
         self._count(counts)
 
     def _pack(self, sums: list[Array], packed: Array, window: Window, counts: np.ndarray) -> None:
-        """Pack partial sums by the owners of their elements of C, in the order of the group.
+        """Pack the partial sums for each rank of the group one behind the other, in the order of the group.
+
+        Each rank gets those for the elements of C that it owns.
 
         sums : the partial sums of each range of rows.
         """

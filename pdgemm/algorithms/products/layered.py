@@ -90,7 +90,7 @@ class InnerExecutor:
         products = Accumulator(call, 0, buffer, plan.formed.of(grid.comm.rank))
 
         def form(sums: Array, window: Window, places: list[slice], ranges: Iterable[int]) -> None:
-            """Compute this rank's partial sums of the ranges with these numbers."""
+            """Compute this rank's partial sums of some ranges of the window.   ranges : the numbers of the ranges."""
             with recorder.phase("compute"):
                 for here, rows in ((places[x], slice(*window[x])) for x in ranges):
                     if call.A.shape[1]:

@@ -1,4 +1,4 @@
-"""The scales of an operand of low precision, by which a rank multiplies the panels that it has received."""
+"""The scales of operands of low precision: each rank multiplies the panels that it has received by their scales."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Strip(NamedTuple):
     """The scales of all elements of A, or of B, that a rank multiplies.
 
     scales   : a row for each row of A (column of B), and a column for each block of inner indices.
-    block_of : the column of `scales` of each inner index that the rank multiplies.
+    block_of : for each inner index that the rank multiplies, the column of `scales` that has its scales.
     """
 
     scales: np.ndarray
@@ -44,7 +44,7 @@ NO_STRIPS: Strips = None, None
 
 
 def strips_of(plan: ProductPlan, rank: int, buffers: Mapping[str, Array]) -> Strips:
-    """Return the strips of `plan.product.A` and `plan.product.B` on a rank.   buffers : keyed by `strip_name`."""
+    """Return the strips of `plan.product.A` and `plan.product.B` on a rank.   buffers : memory, by `strip_name`."""
     if not any(plan.problem.scales):
         return NO_STRIPS
     strips = list[Strip | None]()

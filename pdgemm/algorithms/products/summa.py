@@ -1,4 +1,4 @@
-"""SUMMA: van de Geijn & Watts, Concurrency: Pract. Exper. 9(4), 1997; with C stationary, or with A for thin B and C."""
+"""SUMMA: van de Geijn & Watts, Concurrency: Pract. Exper. 9(4), 1997; C is stationary or, for thin B and C, A."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def repaired(X: DistMatrix, Y: DistMatrix, expected: str, again: Callable[[], ob
 
 
 def bilinear(part: Array, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return the part of the sum over a submatrix `part`.   rows, cols : the global indices of its rows and columns."""
+    """Return sum_ij u_i v_j b(a_ij) over a submatrix.   rows, cols : the global indices of its rows and columns."""
     words = max(1, part.itemsize // 8)  # a complex128 is two words, all others one
     unsigned = np.dtype(f"u{part.itemsize // words}")
     u = _weights(rows, 0)  # row 0 has the weight 1; do not change weights: files hold these checksums

@@ -183,7 +183,7 @@ class RowChecksums:
                 self._allreduce(sizes)
 
     def parts(self, vector: np.ndarray) -> list[np.ndarray]:
-        """Return the parts of a vector for this rank's rows of B, A and C."""
+        """Cut a vector of this rank's rows of B, of A and of C into these three parts, and return them."""
         of_b, of_a, of_c = (x.stored.shape[0] for x in (self._B, self._A, self._C))
         ends = [of_b, of_b + of_a] if self._reads else [0, 0]
         return [*np.split(vector, ends)[:2], vector[vector.size - of_c :] if self._beta != 0 else vector[:0]]
@@ -271,9 +271,10 @@ class RowChecksums:
     def _times(
         self, X: DistMatrix, x: np.ndarray, sizes: Sizes | None = None, join: np.ufunc = np.add
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the product of this rank's part of X with x, and the sizes of its rows, joined over slabs by `join`.
+        """Return the product of this rank's part of X with x, and the sizes of the part's rows.
 
-        sizes : is called with a slab and the slice of its columns; returns the sizes of the slab's rows.
+        sizes : is called with each slab of the part and the slice of its columns; returns the sizes of the slab's rows.
+        join  : joins the sizes of a row in several slabs.
         """
         local, conjugated = X.stored, X.conjugated
         rows = local.shape[0]
@@ -301,7 +302,10 @@ def ranks_and_nodes(ranks: list[tuple[bool, str]]) -> str:
 
 
 def weights(indices: np.ndarray, exact: bool = False) -> np.ndarray:
-    """Return x_j for global indices: +-1 to +-2 with 24 significant bits, which float32 has; or odd integers."""
+    """Return the weights x_j for global indices j.   exact : the weights are odd integers.
+
+    Otherwise they are numbers of random sign with 1 <= |x_j| < 2, and with 24 significant bits, which float32 has.
+    """
     bits = hashed(indices, np.zeros(1, np.int64), 0, _STREAM)
     if exact:
         return (bits >> np.uint64(32) | np.uint64(1)).astype(np.int64)

@@ -52,7 +52,7 @@ def quantile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
 
 
 def median(a: DistMatrix, axis: int | None = None) -> Any:
-    """Return the median, for an even number the mean of the two middle elements; as `percentile`.  Collective."""
+    """Return the median, which is percentile 50: see `percentile`.  Collective."""
     return _percentiles("median", a, 0.5, 1, axis)
 
 

@@ -46,7 +46,11 @@ def divided(work: Work, H: DistMatrix, scale: float) -> tuple[np.ndarray, DistMa
 
 
 def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistMatrix, DistMatrix]:
-    """Return orthonormal bases of H's eigenvectors: for eigenvalues above a number, and below; about half each."""
+    """Return orthonormal bases of two invariant spaces of H.  Collective.
+
+    The first space has the eigenvectors whose eigenvalues are above a number, and the second space has the others.
+    The number is chosen so that each space has about half of the dimension.
+    """
     n, middle = len(H), float(np.median(H.diagonal().real))
     for sigma in (middle, mean, mean):  # there are eigenvalues above and below the mean
         sigma += 1e-3 * spread / sqrt(n)  # a number that is unlikely to be an eigenvalue

@@ -85,7 +85,7 @@ def eigh(
     steps : the largest number of steps of block Lanczos, each a product of A with k + 8 columns.  By default 300, after
         which the pairs are computed as a subset: where many eigenvalues are close to the k-th, no number of
         steps may suffice.
-    protect : protection of the products, as for `pdgemm`, without B; other steps are not protected.
+    protect : protection of the products, as for `pdgemm`, only if B is None; other steps are not protected.
 
     All ranks warn with scipy.linalg.LinAlgWarning where A or B is not Hermitian, up to rounding, unless the triangle
     that is not read is zero.
@@ -108,7 +108,8 @@ def eigh(
     After a division or Lanczos, `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F, as measured.
     Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where elements are NaN or
     infinite, B is not positive definite, or an iteration does not converge.
-    Error: |A V - V diag(w)| <= c n eps |A|, c about 1, or with Lanczos the tolerance; with B, times |B^-1||B|.
+    Error: |A V - V diag(w)| <= c n eps |A| with c about 1; by Lanczos, the tolerance times |A|_F.  With B these are
+    multiplied by |B^-1||B|.
     Dongarra, Sorensen & Hammarling, J. Comput. Appl. Math. 27, 1989; Bischof, Lang & Sun, ACM Trans. Math. Softw.
     26(4), 2000; Auckenthaler et al., Parallel Comput. 37(12), 2011; Gu & Eisenstat, SIAM J. Matrix Anal. Appl. 16(1),
     1995; Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013; Wu & Simon, SIAM J. Matrix Anal. Appl. 22(2), 2000.
@@ -164,7 +165,7 @@ def eigvalsh(
 ) -> np.ndarray:
     """Return eigenvalues of a Hermitian A in ascending order, as scipy.linalg.eigvalsh.  Collective over the grid.
 
-    Arguments and errors are those of `eigh`; cost is that of eigvals_only.
+    Arguments and errors are those of `eigh`; the cost is that of `eigh` with eigvals_only.
     """
     options: Any = {"subset_by_index": subset_by_index, "subset_by_value": subset_by_value}
     return eigh(A, B, lower=lower, eigvals_only=True, type=type, **options)
@@ -220,7 +221,7 @@ def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
 
 
 def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
-    """Return the wanted eigenvalues and vectors by division of the spectrum, or LAPACK on one rank.  Collective."""
+    """Return the wanted eigenvalues and vectors by division of the spectrum; LAPACK solves small parts.  Collective."""
     H = work.did(both_triangles(T, "L"))
     scale = H.norm() or 1.0
     w, V, done = division.divided(work, H, scale)
@@ -237,7 +238,7 @@ def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
 def _by_lanczos(
     work: Work, T: DistMatrix, k: Any, which: str, tolerance: float, steps: int, may_fail: bool
 ) -> Solved | None:
-    """Return k eigenvalues and vectors by block Lanczos; None if this fails with `may_fail`.  Collective."""
+    """Return k eigenvalues and vectors by block Lanczos.  Collective.   may_fail : return None if this fails."""
     H = work.did(both_triangles(T, "L"))
     scale, sign = H.norm() or 1.0, 1 if which == "largest" else -1
     try:

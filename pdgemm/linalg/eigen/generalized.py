@@ -61,14 +61,17 @@ class Standard:
         return cls(work, C, L, kind)
 
     def vectors(self, Y: DistMatrix) -> DistMatrix:
-        """Return V: L^-H Y, or L Y for B A v = w v.  Collective.   Y : the eigenvectors of C, (n, m)."""
+        """Return the eigenvectors V of the problem of A and B: V = L^-H Y, or V = L Y for B A v = w v.  Collective.
+
+        Y : the eigenvectors of C, (n, m).
+        """
         if self.kind == 3:
             return self.work.did(trmm(self.L, Y, lower=True))
         return self.work.did(solve_triangular(self.L, Y, lower=True, trans="C"))
 
 
 def warn_unless_hermitian(work: Work, lower: bool, **matrices: DistMatrix | None) -> None:
-    """Warn on all ranks of matrices that are not Hermitian, unless the unread triangle is zero.  Collective."""
+    """Warn on all ranks about matrices that are not Hermitian, unless the unread triangle is zero.  Collective."""
     for name, A in matrices.items():
         if A is None:
             continue

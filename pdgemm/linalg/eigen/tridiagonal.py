@@ -44,7 +44,7 @@ class _Torn(NamedTuple):
     w: np.ndarray
 
     def matrix(self, lo: int, hi: int, cols: int) -> DistMatrix:
-        """Return an uninitialised matrix (hi - lo, cols), distributed as rows lo, ..., hi - 1.  Collective."""
+        """Return a new matrix (hi - lo, cols), its rows distributed as rows lo to hi - 1 of `empty`.  Collective."""
         rows = self.empty.distribution.rows.window(lo, hi)
         return empty_like(self.empty, distribution=Distribution(rows, BlockCyclic.even(cols, 1)))
 
@@ -59,8 +59,8 @@ def tridiagonal_eigh(
     like   : a DistMatrix on a grid of the ranks that take part.
     wanted : None, or a function that gets all n eigenvalues, ascending, and returns the slice of the wanted ones.
 
-    Returns the eigenvalues, all or the wanted ones, in ascending order and the same to the bit on every rank; and V,
-    with as many orthonormal columns, column-major on the host, by rows in small blocks on all ranks of the grid.
+    Returns w: the eigenvalues, all or the wanted ones, in ascending order, the same to the bit on every rank.  Returns
+    V, with as many orthonormal columns: column-major, on the host, its rows in small blocks on all ranks of the grid.
 
     Cuppen's method: T is torn into leaves of order 256 at most, which LAPACK solves, each on one rank.  Two halves are
     joined by the eigenproblem of D + rho z z^T: deflation on rank 0, the roots of the secular equation divided among
@@ -158,7 +158,7 @@ def _joined(
 
 
 def _set_columns(Y: DistMatrix, to: np.ndarray, X: DistMatrix, of: np.ndarray) -> None:
-    """Set columns `to` of Y to columns `of` of X, whose rows are distributed as those of Y.  Local."""
+    """Set columns `to` of Y to columns `of` of X.  The rows of X and of Y have the same distribution.  Local."""
     for some in () if Y.grid.idle else slabs(len(of), len(Y.stored)):  # slabs that fit in cache
         Y.stored[:, to[some]] = X.stored[:, of[some]]
 
@@ -199,7 +199,10 @@ def _roots(Q: DistMatrix, system: Secular) -> tuple[np.ndarray, Roots]:
 
 
 def _vectors(Q: DistMatrix, d: np.ndarray, z: np.ndarray, roots: Roots) -> DistMatrix:
-    """Return the roots' eigenvectors, only the rows that belong to d and z, on Q's grid.  Collective; sends nothing."""
+    """Return the eigenvectors that belong to the roots, one row for each element of d, on the grid of Q.
+
+    Collective; sends nothing.
+    """
     U = DistMatrix.empty((len(d), len(roots.origins)), grid=Q.grid, dtype=Q.dtype, order="F")
     mine = U.indices()[0]
     for some in () if Q.grid.idle else slabs(U.shape[1], len(mine)):

@@ -114,8 +114,8 @@ def reduced_to_band(
     """Return the band to which a panel algorithm reduces A, and the matrix with its reflectors.  Collective.
 
     A : on the host; unchanged.   below : the band is below the diagonal.
-    The band is an array (b + 1, n), b >= 1, the same on every rank: row k has the elements b_{j+k,j} of a band below
-    the diagonal, else the elements b_{j,j+k}.
+    The band is an array (b + 1, n), b >= 1, the same on every rank.  Its row k has the elements (j + k, j) of the band
+    matrix if `below`, otherwise the elements (j, j + k).
     """
     n, rows, cols = A.shape[1], A.distribution.rows, A.distribution.cols
     b = min(BAND, max(1, n - 1))

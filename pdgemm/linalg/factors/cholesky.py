@@ -33,7 +33,7 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
 
     A     : DistMatrix (n, n), Hermitian and positive definite, float32, float64, complex64 or complex128, of any
         layout; only the lower triangle, or for U the upper, is read.
-    lower : return L, otherwise U, which is SciPy's default; the other triangle of the factor is zero.
+    lower : True: return L; False, SciPy's default: return U.  The other triangle of the factor is zero.
     overwrite_a : the factor may be stored in A, which saves a copy where the layout of A shares the work evenly.
 
     The factor has the layout of A, or square blocks where this layout does not share the work evenly; `report` has the
@@ -42,9 +42,9 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
     DeviceError where cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
     Cost per rank on Pr x Pc = P: n^3/(3P) flops; at most n^2/2 (1/Pr + 1/Pc) words in, and n^2/P if A is moved first.
-    Raises LinAlgError on all ranks, with the number of the first leading minor, counted from 1, that is not positive
-    definite; then A is unchanged, except with overwrite_a.  Raises LayoutError, DTypeError, DeviceError, ArgumentError
-    or GridError on all ranks.
+    Raises LinAlgError on all ranks if A is not positive definite; the message has the order of the first leading minor
+    that is not.  Then A is unchanged, except with overwrite_a.  Raises LayoutError, DTypeError, DeviceError,
+    ArgumentError or GridError on all ranks.
     Error: |A - L L^H| <= gamma_{n+1} |L||L^H| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 10.1).
     """
     factor, minor = cholesky_factor(A, lower, overwrite_a)
@@ -57,7 +57,7 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
 
 @in_range(lambda result, a: (times(result[0], a // 2), result[1]), A=DIAGONAL)
 def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tuple[DistMatrix, int]:
-    """Return the factor of `cholesky` and 0, or the order of the first leading minor that is not positive definite.
+    """Return the factor of `cholesky`, and the order of the first leading minor that is not positive definite, or 0.
 
     If the number is not 0, the factor is not complete.  Collective over the grid of A.
     """

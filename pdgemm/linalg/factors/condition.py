@@ -27,7 +27,8 @@ Solve = Callable[[DistMatrix, str], DistMatrix]  # (X, "N" or "C") -> op(A)^-1 X
 def reciprocal_condition(steps: Steps, A: DistMatrix, norm: float, solve: Solve) -> float:
     """Return an estimate of 1 / (|A|_1 |A^-1|_1), the same on all ranks.  Collective over the grid of A.
 
-    A     : the factors, or the matrix itself; vectors have its type and grid, and are distributed as its rows.
+    A     : the matrix, or its factors.  The vectors of the solves have the type and the grid of A, and are distributed
+        as the rows of A.
     norm  : |A|_1.   solve : solves with A.   steps : records the reports of the solves as one step.
     """
     inner = Steps(what=f"Condition of {shape_of(A)}", algorithm=AnyName("rcond"))
@@ -52,7 +53,7 @@ def regular(A: DistMatrix, rcond: float) -> float:
         warn_together(
             A.grid.comm,
             f"A ({shape_of(A)} on a {A.grid} grid) is ill-conditioned: its reciprocal condition number, about "
-            f"{rcond:.1e}, is less than eps, and no digit of the result may be right",
+            f"{rcond:.1e}, is less than eps, and possibly all digits of the result are wrong",
         )
     return rcond
 
@@ -104,7 +105,9 @@ def _start(n: int) -> np.ndarray:
 
 
 def one_norm(A: DistMatrix, kind: str, lower: bool) -> float:
-    """Return |A|_1 of the matrix that `solve` reads: A, a triangle, or a triangle's Hermitian matrix.  Collective.
+    """Return the 1-norm of the matrix that `solve` reads, which depends on `kind`.  Collective.
+
+    This matrix is A, a triangle of A, or the Hermitian matrix that a triangle of A defines.
 
     kind  : the structure of A, as `pdgemm.linalg.factors.solve.structure` returns it.
     lower : with "pos", the lower triangle is read.

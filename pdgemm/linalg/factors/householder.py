@@ -144,16 +144,18 @@ def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, D
     want_q : False leaves Q out, and returns None in its place.
 
     Q (m, k) has orthonormal columns, k = min(m, n);  R (k, n) is upper triangular;  p (n,) is the same on every rank.
-    Q and R are column-major, in the layout of A where this shares the work evenly and each BLOCK columns and rows are
-    in one block, else in square blocks; `R.report` has the words.  BLOCK columns at a time are chosen in a sketch of
-    BLOCK + MORE rows, and the rank that factors them orders them by LAPACK's geqp3.  So |r_jj| decreases among these
-    columns, and a later |r_jj| is larger by a small factor at most; |r_jj| is about as large as the singular value s_j,
-    except for matrices such as Kahan's.  The last m' x n' elements, m' n' <= REST^2, are factored by geqp3 on one rank,
-    except on a device.  The random numbers and, up to rounding, the pivots do not depend on the layout.
+    Q and R are column-major; `R.report` has the words.  They have the layout of A if it shares the work evenly and its
+    blocks begin at multiples of BLOCK rows and columns; otherwise they are in square blocks.
+    BLOCK columns at a time are chosen in a sketch of BLOCK + MORE rows, and the rank that factors them orders them by
+    LAPACK's geqp3.  So |r_jj| decreases among these columns, and a later |r_jj| is larger by a small factor at most;
+    |r_jj| is about as large as the singular value s_j, except for matrices such as Kahan's.  The last m' x n' elements,
+    m' n' <= REST^2, are factored by geqp3 on one rank, except on a device.  The random numbers and, up to rounding, the
+    pivots do not depend on the layout.
 
     Cost per rank for P ranks, b = BLOCK, m >= n: the flops of `householder_qr`, and 2 m n b/P for each sketch (most
-    matrices take one); on one rank 3 n^2 b to choose columns, and 4/3 REST^3 for the rest.  Words in: those of
-    `householder_qr`, and at most 2 m n/P for columns that change places; n^2/2 for rows of R, and REST^2, on one rank.
+    matrices take one); on one rank 3 n^2 b to choose columns, and 4/3 REST^3 for the last elements.  Words in: those of
+    `householder_qr`, and at most 2 m n/P for columns that change places.  One rank also receives n^2/2 words of rows of
+    R, and REST^2 words for the last elements.
     Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: that of `householder_qr`.
     Duersch & Gu, SIAM J. Sci. Comput. 39(4), 2017; Martinsson, Quintana-Orti, Heavner & van de Geijn, SIAM J. Sci.
@@ -170,7 +172,7 @@ def pivoted_qr(A: DistMatrix, want_q: bool = True) -> tuple[DistMatrix | None, D
 
 
 class PivotedFactor(NamedTuple):
-    """The factors of A[:, p] = Q R: R and the reflectors of Q in F, and tau, as from `householder_factor`; and p."""
+    """The factors of A[:, p] = Q R: F with R and the reflectors of Q, and tau, as from `householder_factor`; and p."""
 
     F: DistMatrix
     tau: np.ndarray

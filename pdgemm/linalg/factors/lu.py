@@ -70,14 +70,14 @@ class LU:
 
 
 class SlogDet(NamedTuple):
-    """The determinant as sign exp(logabsdet)."""
+    """The determinant, which is sign * exp(logabsdet)."""
 
     sign: Any
     logabsdet: Any
 
 
 def _unscaled(factors: LU, exponent: int) -> LU:
-    """Return the LU factors of 2^exponent A, given those of A; U may underflow to more zero pivots.  Collective."""
+    """Return the LU factors of 2^exponent A, given those of A; pivots that underflow become zero.  Collective."""
     W = times_upper(factors.LU, exponent)
     return LU(W, factors.pivots, _first_zero(W.diagonal()))
 
@@ -272,7 +272,7 @@ def own_copy(B: Any, A: DistMatrix, overwrite: bool) -> Any:
 
 
 def _determinant(A: DistMatrix) -> tuple[Any, int]:
-    """Return the determinant of A as a number near 1, or 0, infinity or NaN, times 2^exponent.  Collective."""
+    """Return a number x and an exponent: det A = x 2^exponent, and x is near 1, or 0, infinity or NaN.  Collective."""
     with together(communicator(A=A)) as arguments:
         check_operand("A", A, square=True, panels=True)
         arguments += ["a determinant", A.distribution, A.dtype]
@@ -290,7 +290,7 @@ def _determinant(A: DistMatrix) -> tuple[Any, int]:
 def _eliminated(A: DistMatrix) -> tuple[np.ndarray, np.ndarray]:
     """Return mantissas and exponents of the factors of det A: U's diagonal and P's sign in P A = L U.  Collective.
 
-    Warns on all ranks where no digit of the product may be right.
+    Warns on all ranks if possibly all digits of the product are wrong.
     """
     norm, factors = A.norm(1), lu_factor(A)
     sign = 1 - 2 * (np.count_nonzero(factors.pivots != np.arange(A.shape[0])) % 2)
@@ -323,6 +323,6 @@ def rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
 
 
 def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x as numbers whose larger real or imaginary part is between 1/2 and 1, and as exponents of 2."""
+    """Return y and integers e, where x = y 2^e, and the larger one of |re y| and |im y| is between 1/2 and 1."""
     exponents = np.frexp(size_of(x))[1]
     return times(x, -exponents), exponents

@@ -151,7 +151,7 @@ def to_factor(
     square: bool = False,
     transposed: bool = False,
 ) -> tuple[DistMatrix, list[RunReport]]:
-    """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of its move.  Collective.
+    """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of copying.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
     others : other arguments that the ranks compare.   order : memory order of the copy; None: that of A.

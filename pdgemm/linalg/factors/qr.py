@@ -157,7 +157,8 @@ def _by_reflections(A: DistMatrix, want_q: bool = True, pivoting: bool = False) 
 def fastest_method(A: DistMatrix) -> str:
     """Return "householder", or "auto" for CholeskyQR2 or TSQR: the method whose plan is faster.  Local.
 
-    Also "auto" on a device, and if all columns fit in one panel of reflections, which one rank would factor.
+    Returns "auto" in any case on a device, and also if there is only one panel of reflections, because one rank would
+    factor this panel.
     """
     if min(A.shape) <= BLOCK or A.device != devices.HOST:
         return "auto"

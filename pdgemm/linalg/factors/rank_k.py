@@ -160,7 +160,7 @@ def syr2k(
 
 
 def _of_both(A: DistMatrix, trans: str) -> tuple[int, int, int]:
-    """Return the extents m, n and k of the product [A B] [B A]^H, the sum of two products of A and B."""
+    """Return the extents m, n and k of the product [A B] [B A]^H = A B^H + B A^H."""
     n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
     return n, n, 2 * k
 
@@ -188,7 +188,7 @@ def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: 
 
 
 def both_triangles(A: DistMatrix, triangle: TriangleName, hermitian: bool = True) -> DistMatrix:
-    """Return the Hermitian (or symmetric) matrix that has a triangle of A, in the layout of A.  Collective.
+    """Return the Hermitian (or symmetric) matrix that a triangle of A defines, in the layout of A.  Collective.
 
     The other triangle of A is sent, too, but not used; imaginary parts of the diagonal of a Hermitian matrix are set to
     zero.  `report` is that of the redistribution.
@@ -229,7 +229,7 @@ def _rank_k(
 
 
 class RankUpdate(NamedTuple):
-    """The form of the product op(A) op(B)^H, or op(A) op(B)^T if not `hermitian`, of which one triangle is computed.
+    """A product of which one triangle is computed: op(A) op(B)^H, or op(A) op(B)^T if not `hermitian`.
 
     real : names of the scalars that must be real.   unknown : names of unknown options.   protect : must be None.
     """
@@ -273,7 +273,10 @@ class RankUpdate(NamedTuple):
 
 
 def _new(A: DistMatrix, B: DistMatrix, triangle: TriangleName) -> DistMatrix:
-    """Return C, all zeros, on the base grid of A: in the layout of A B, or in square blocks if that is uneven."""
+    """Return a C of zeros on the base grid of A, in the layout of A B or in square blocks.
+
+    The blocks are square if the layout of A B would give the ranks very different parts of the triangle.
+    """
     grid, n = A.grid.base, A.shape[0]
     C = Distribution(A.distribution.rows, B.distribution.cols) if grid.same_as(A.grid) else None
     if C is None or C.grid_shape != grid.shape or not _even(C, triangle):

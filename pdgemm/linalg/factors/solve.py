@@ -79,9 +79,9 @@ def solve(
     Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half as many, and 2 n^2 m/P; with refine these flops are
     in single precision, and each step has 4 n^2 m/P flops.  "sym" and "her" send n^2/P words for the other triangle.
     Badly scaled rows and columns are scaled by powers of two before A is factored, so that no row is lost because its
-    multipliers underflow: those of a general matrix if the largest elements of two rows or columns have a ratio below
-    1/10, as in LAPACK's gesvx, those of other matrices if this ratio is below eps.  A and B are not changed, and each
-    column of B is scaled by a power of its own.
+    multipliers underflow.  Rows (or columns) are badly scaled if the largest elements of two of them have a ratio below
+    a limit, which is 1/10 for a general matrix, as in LAPACK's gesvx, and eps for others.  A and B are not changed, and
+    each column of B is scaled by a power of its own.
     `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1), for the scaled A, by three solves with 4 columns, 24 n^2/P
     flops: see `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if
     rcond is less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without this

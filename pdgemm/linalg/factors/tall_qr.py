@@ -45,7 +45,7 @@ def text_of_qr(report: Any) -> str:
 
 
 class TallQR(NamedTuple):
-    """The factors of A = Q R: Q row-major, by rows on a grid of one column; R, a host array, on every rank."""
+    """The factors of A = Q R: Q is row-major, distributed by rows; R is a host array, the same on every rank."""
 
     Q: DistMatrix
     R: np.ndarray
@@ -191,7 +191,10 @@ def placed(factors: TallQR, A: DistMatrix, start: float) -> tuple[DistMatrix, Di
 
 
 def beneath(A: DistMatrix) -> Distribution:
-    """Return the distribution of R, (h, n), h = min(m, n): columns as those of A, rows as the first h columns of A."""
+    """Return the distribution of R (h, n), where h = min(m, n).
+
+    Its columns are distributed as those of A, its rows as the first h columns of A.
+    """
     cols = A.distribution.cols
     return Distribution(cols.window(0, min(A.shape)).over(A.grid.shape[0]), cols)
 
@@ -204,6 +207,6 @@ def rows_of(X: DistMatrix) -> tuple[tuple[int, ...], tuple[int, ...], int, np.dt
 
 
 def rows_only(A: DistMatrix) -> ProcessGrid:
-    """Return A's grid if it has one column, else a grid of one column of its ranks.  Collective if it is new."""
+    """Return A's grid if it has one column, else a grid of one column with the same ranks, made collectively."""
     ranks = A.grid.rank_map
     return A.grid if A.grid.shape[1] == 1 else A.grid.work_grid((len(ranks), 1), 1, ranks)

@@ -82,7 +82,8 @@ def trmm(
 ) -> Any:
     """Return C := alpha op(A) B, or alpha B op(A) with side "R", where A is triangular.  Collective over the grid of A.
 
-    Arguments, costs and exceptions are those of `solve_triangular`; half the flops of a product.  C has B's layout.
+    Arguments, costs and exceptions are those of `solve_triangular`; a full product has twice as many flops.
+    C has the layout of B.
     Error: |C - C^| <= gamma_n |alpha| |op(A)| |B| (Higham 2002, 3.5).
     """
     return _triangular("trmm", A, B, lower, trans, unit_diagonal, side, alpha, False)
@@ -156,7 +157,7 @@ def _triangular(
 
 
 def _right_side(B: DistMatrix, M: DistMatrix, dtype: np.dtype, overwrite: bool) -> tuple[DistMatrix, list[RunReport]]:
-    """Return B or a copy, on M's grid with rows distributed as M's, and the report of the move, if any.  Collective."""
+    """Return B or a copy, on M's grid with rows distributed as M's, and the list of reports of moves.  Collective."""
     rows, here = M.distribution.rows, B.layout_in(M.grid)
     if here.grid == M.layout_in(M.grid).grid and here.distribution.rows.canonical == rows.canonical:
         return working_copy(B, BLOCK, True, overwrite, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Products of two factors that are smaller than the result: matrix times vector, outer and Kronecker products."""
+"""Products of a matrix and a vector, outer products and Kronecker products."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def matvec(A: DistMatrix, x: Any, *, trans: Transpose = "N") -> Any:
         the result is a DistMatrix of one column.
     trans : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
 
-    Cost per rank for P ranks: 2 mn/P flops, and the words of the result to every rank; for a DistMatrix, as `pdgemm`.
+    Cost per rank for P ranks: 2 mn/P flops, and the words of the result to every rank.  If x is a DistMatrix, the cost
+    is that of `pdgemm`.
     Raises LayoutError where the length of x is wrong, ArgumentError where x differs among the ranks, or DTypeError.
     """
     with together(communicator(A=A, x=x)) as arguments:

@@ -73,7 +73,7 @@ def newton_schulz(
 
 
 def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:
-    """Return A^n by repeated squaring, for n < 0 of A^-1.  Collective over the grid.
+    """Return A^n by repeated squaring of A or, if n < 0, of A^-1.  Collective over the grid.
 
     A : DistMatrix (m, m) of type s, d, c or z; A is not changed.  Returns a matrix in the layout of A; A^0 = I.
     protect : protection of the products, as for `pdgemm`.
@@ -129,7 +129,7 @@ def expm(A: DistMatrix, *, protect: Protection | None = None) -> DistMatrix:
     protect : protection of the products, as for `pdgemm`.
 
     All large operations are products: 3 for |A|_1 <= 0.05 (32-bit types: 0.58), else 5 + s.  2^s is about the larger of
-    |A^2|^(1/2) and |A^3|^(1/3), which is far below |A| if A is far from normal; the report has s as its steps.  Nine
+    |A^2|^(1/2) and |A^3|^(1/3); both are far below |A| if A is far from normal.  The report has s as its steps.  Nine
     matrices like A and one of absolute values are allocated, and none in a squaring.
     Raises LayoutError, DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite
     elements.
@@ -164,7 +164,8 @@ def _taylor_8(work: Work, A: DistMatrix) -> DistMatrix:
 def _taylor_18(work: Work, A: DistMatrix, size: float, largest: float, most: int) -> tuple[DistMatrix, int]:
     """Return the polynomial of A / 2^s, and s.  Collective.
 
-    size : |A|_1.   largest : the limit of the norm from _LARGEST.   most : log2 of the largest |A / 2^s|_1 to accept.
+    size : |A|_1.   largest : the element of _LARGEST for A's type, a limit for norms of the powers of A / 2^s.
+    most : log2 of the largest |A / 2^s|_1 to accept.
     """
     exponent = frexp(size)[1]  # X = A / 2^exponent has a norm below 1, so its powers do not overflow
     X = work.add(empty_like(A), 2.0**-exponent, A, beta=0)
@@ -203,7 +204,7 @@ def sqrtm(A: DistMatrix, *, assume_a: Literal["gen", "pos"] = "gen", protect: Pr
 
     A        : DistMatrix (n, n) of type s, d, c or z, without eigenvalues on the negative real axis; A is not changed.
     assume_a : "pos": A is Hermitian and positive definite, and X = H of the polar decomposition L^H = U H, where
-               A = L L^H; "gen": the product form of the iteration of Denman and Beavers, which is Newton's.
+               A = L L^H; "gen": Newton's iteration, in the product form of Denman and Beavers.
     protect  : protection of the products, as for `pdgemm`; factorisations, solves and redistributions are not
                protected.
 

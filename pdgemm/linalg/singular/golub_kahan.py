@@ -35,7 +35,7 @@ class LinearMap(Protocol):
 
 
 class Tempered(NamedTuple):
-    """The linear map far near A: near and far scale X and A (near X) so that products do not overflow.
+    """The linear map far near A.  It is applied as far (A (near X)), so that no product overflows.
 
     near, far : powers of two.   norm : |far near A|_F.
     """
@@ -56,7 +56,9 @@ class Tempered(NamedTuple):
 
 
 class Ritz(NamedTuple):
-    """Approximate singular triplets in the bases U and V: s, U P and V Q, where A V Q = U P diag(s).
+    """Approximate singular triplets of A, in the bases U and V: values s, and vectors U P and V Q.
+
+    A V Q = U P diag(s).
 
     residuals : the lengths of the columns of A^H U P - V Q diag(s).
     """

@@ -53,8 +53,8 @@ def lstsq(
     lapack_driver : LAPACK's routine with the same method, as for scipy.linalg.lstsq: "gelsd" uses singular values;
         "gelsy" uses QR factors with column pivoting, and estimates of the singular values of leading triangles of R.
 
-    Returns X, a DistMatrix (n, p), or a vector on every rank; the sum |b - A x|^2 of each column b of B, an empty array
-    where the rank is less than n or m <= n; the rank of A; and its min(m, n) singular values, or None with "gelsy".
+    Returns X, a DistMatrix (n, p), or a vector on every rank; the sums |b - A x|^2 for the columns b of B, or an empty
+    array if the rank is less than n or m <= n; the rank of A; and the min(m, n) singular values of A ("gelsy": None).
     The last three are the same on every rank.  `X.report` says how A was factored, and counts all words.
 
     "gelsd": if m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B; if m < n, A^H is

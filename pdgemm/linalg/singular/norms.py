@@ -74,7 +74,7 @@ def norm(A: DistMatrix, ord: Norm | None = None, *, tolerance: float | None = No
 
 
 def _plain(ord: Any) -> Any:
-    """Return `ord` with a number of any type as a Python number, and an unsupported object as text.  Local."""
+    """Return `ord`: a number of any type becomes a Python number, an unsupported object becomes text.  Local."""
     if isinstance(ord, Real) and not isinstance(ord, bool):
         return next((x for x in (1, 2, -1, -2) if x == ord), float(ord))
     return ord if ord is None or isinstance(ord, str) else shown(ord)
@@ -126,7 +126,11 @@ def _next(x: np.ndarray, basis: list[np.ndarray]) -> tuple[np.ndarray, float]:
 
 
 def _largest(alphas: list[float], betas: list[float]) -> tuple[float, float]:
-    """Return the bidiagonal matrix's largest singular value s, and a bound of s's distance to one of A.  Local."""
+    """Return the largest singular value of the bidiagonal matrix, and a bound of its error.  Local.
+
+    alphas, betas : the diagonal, and the elements above it; the last beta belongs to the next column.
+    The error is the distance to the nearest singular value of the linear map.
+    """
     if not np.isfinite([*alphas, *betas]).all():  # LAPACK may not return for NaN or infinity
         return np.inf, 0.0
     left, s, _ = np.linalg.svd(np.diag(alphas) + np.diag(betas[:-1], 1))
@@ -151,9 +155,9 @@ def cond(
     assume_a : "pos": A is Hermitian and positive definite, and factored by `cholesky`; else by `lu_factor`.
     tolerance : as for `norm`.
 
-    Returns inf where a pivot or A is zero or an element is infinite, and NaN where an element is NaN.  Cost: one
-    factorisation, and three solves with 4 columns or, in the 2-norm, two solves with a vector for each Lanczos step, or
-    for A^-1 one solve with n columns; from all singular values, that of `svdvals`.
+    Returns inf where a pivot or A is zero or an element is infinite, and NaN where an element is NaN.
+    Cost: that of `svdvals` if all singular values are computed.  Otherwise one factorisation, and solves: three with 4
+    columns for the estimate, two with a vector for each Lanczos step, or one with n columns for A^-1.
     Raises LayoutError, DTypeError, ArgumentError or, with "pos", DeviceError on all ranks; LinAlgError where A is not
     positive definite with assume_a="pos", or 1000 steps do not suffice.
     Higham, Accuracy and Stability of Numerical Algorithms, 2002, algorithm 15.1; Higham & Tisseur, SIAM J. Matrix Anal.

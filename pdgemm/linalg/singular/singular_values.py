@@ -32,10 +32,10 @@ def svdvals(A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.  The result is the same on every rank.
 
     On the host, A is reduced to a band of 64 diagonals by blocks of reflections from both sides, and the band to a
-    bidiagonal matrix by LAPACK on one rank.  With m >= n, for P ranks: (4 m n^2 - 4/3 n^3)/P flops in products, or
-    (2 m n^2 + 2 n^3)/P where m > 5/3 n and A = Q R first, and 400 n^2 on one rank; m n + n^2/2 words in for each rank,
-    and the words of sums along grid rows and columns.  On a device, and up to 128 values, LAPACK on one rank computes
-    the values of R, where A = Q R.
+    bidiagonal matrix by LAPACK on one rank.  If m > 5/3 n, first A = Q R is computed, and then R is reduced.  On a
+    device, and for up to 128 values, LAPACK on one rank computes the values of R, where A = Q R.
+    Cost per rank for P ranks, m >= n: (4 m n^2 - 4/3 n^3)/P flops in products, or (2 m n^2 + 2 n^3)/P with A = Q R
+    first, and 400 n^2 on one rank; m n + n^2/2 words in, and the words of sums along grid rows and columns.
     Raises DTypeError or DeviceError on all ranks; LinAlgError where an element is NaN or infinite.
     Error: |s^ - s| <= c m n^{1/2} eps s_1 (Higham 2002, 19.3).
     Grosser & Lang, Parallel Comput. 25(8), 1999.
@@ -51,7 +51,7 @@ def singular_values(A: DistMatrix) -> np.ndarray:
     """Return all singular values of A in descending order, the same on every rank.  Collective over the grid of A.
 
     A : DistMatrix (m, n); unchanged.   Raises LinAlgError on all ranks where an element is NaN or infinite.
-    Cost: that of `through_band` or, up to 128 values and on a device, of `svd_of_tall` without its products.
+    Cost: for up to 128 values, or on a device, that of `svd_of_tall` without its products; else that of `through_band`.
     """
     if 0 in A.shape:
         return np.zeros(0, np.finfo(A.dtype).dtype)
@@ -68,8 +68,8 @@ def through_band(work: Work, A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n), m >= n, on the host; unchanged.
 
     Cost: (4 m n^2 - 4/3 n^3)/P flops in products, or 2 m n^2 + 2 n^3 by a QR factorisation first where m > 5/3 n, and
-    6 n^2 b flops on one rank, b = 64; about m n words in for each of few ranks, and the words of sums along grid rows
-    and columns.
+    6 n^2 b flops on one rank, b = 64.  If there are few ranks, each receives about m n words; the words of sums along
+    grid rows and columns are added to these.
     """
     m, n = A.shape
     if 3 * m > 5 * n:
@@ -109,9 +109,9 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
     A : DistMatrix (m, n) of type s, d, c or z, tall or wide; A is not changed.
     atol, rtol : singular values up to atol + rtol s_1 are taken for 0; by default atol is 0 and rtol max(m, n) eps.
 
-    Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd`, and a product of 2 m n min(m, n) flops.  Up to
-    512 singular values, and on a device, every rank holds min(m, n)^2 words, otherwise its share of the factors.  For
-    a least squares problem, `lstsq` takes less time and is more accurate.
+    Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd`, and a product of 2 m n min(m, n) flops.  For up
+    to 512 singular values, or on a device, every rank holds min(m, n)^2 words; otherwise each rank holds a part of the
+    factors.  For a least squares problem, `lstsq` takes less time and is more accurate.
     Raises ArgumentError on all ranks where a tolerance is not a real number, and the errors of `svd`.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.2.
     """

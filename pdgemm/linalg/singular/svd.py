@@ -80,10 +80,10 @@ def svd(
     Martinsson & Tropp, 10.8).
     All ranks warn with scipy.linalg.LinAlgWarning if the bound exceeds the tolerance.
 
-    Cost of a step with l = k + oversample: 2 products of A with l columns, 4 mnl flops, 9 products with bases, which
-    have 5 l columns, and 4 QR factorisations of l columns; a few steps if the values decay, 20 to 50 if they hardly do.
-    At the end 2 products of A with k columns.  Without k: about 2 mn^2 flops in addition to those of `eigh` and
-    QR, and again for the values below s_1 / 8.  Memory: 8 (m + n) l words on all ranks together, 50 l^2 on each rank.
+    Cost of a step with l = k + oversample: 2 products of A with l columns (4 mnl flops), 9 products with bases of 5 l
+    columns, and 4 QR factorisations of l columns.  A few steps suffice if the values decay, 20 to 50 if they hardly do.
+    At the end 2 products of A with k columns.  Memory: 8 (m + n) l words on all ranks together, 50 l^2 on each rank.
+    Cost without k: about 2 mn^2 flops in addition to those of `eigh` and QR, and again for the values below s_1 / 8.
     Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite elements.
     Error, without k: |A - U diag(s) Vh| <= c n eps s_1, with c about 1, and 10 where the ranks share the factors.
     Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
@@ -298,7 +298,8 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
 def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
     """Return U, s (descending up to rounding) and V; the largest element of A must be about 1.  Collective.
 
-    Cost for n > 512: that of eigh, and 2 mn^2 flops for the products and 4 mn^2 for Q; again if R_22 has order > 512.
+    Cost for n > 512: that of `eigh`, 2 mn^2 flops for products, and 4 mn^2 for Q.  If the order of R_22 is above 512,
+    the same again for R_22.
     """
     w, V = eigh(work.did(herk(-1.0, A, uplo="L", trans="C")))  # of -A^H A: the largest singular values are first
     Q, R = householder_qr(work.product(1, A, work.did(V)))
