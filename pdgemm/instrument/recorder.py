@@ -124,7 +124,10 @@ class Recorder:
         """Wait until all packing is complete, so that MPI may read the buffers."""
 
     def record_copies(self) -> tuple[Any, ...]:
-        """Return requests for which products must wait: they are complete when the packing so far is complete."""
+        """Return requests that complete when all packing issued so far is complete; none on the host.
+
+        A product that reads the packed buffers waits for them first.
+        """
         return ()
 
     def order_copies_after_products(self) -> None:

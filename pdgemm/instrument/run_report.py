@@ -178,9 +178,10 @@ class RunReport(InNotebook):
         return type(self)(self._text, self._comm, **self.figures | figures)
 
     def after(self, others: Sequence[RunReport], vectors: VectorTraffic | None = None, **figures: Any) -> Self:
-        """Return this report with its sums extended by those of others, and with other values of some figures.
+        """Return a copy of this report that also counts the work and traffic of `others`, as `summed` does.
 
-        vectors : the traffic of all reductions, including those of these reports; None: there are no other reductions.
+        vectors : the traffic of all reductions, in these reports and outside of them; None: all are in the reports.
+        figures : replace figures by name.
         """
         return self.changed(**summed([self, *others], vectors) | figures)
 
@@ -265,11 +266,11 @@ def traffic_of(report: RunReport) -> str:
 
 
 def summed(reports: Sequence[RunReport], vectors: VectorTraffic | None = None) -> dict[str, Any]:
-    """Return the sums of the figures of the reports; of the bytes of buffers, the maxima.
+    """Return the figures of several reports together: their sums, but for the bytes of buffers their maximum.
 
-    Reports of moves have no phases and no flops, and add nothing to these.
+    Reports of moves count in words, messages and bytes, but have no flops or phases.
 
-    vectors : the traffic of all reductions, including those of the steps; None: there are no other reductions.
+    vectors : the traffic of all reductions, in these reports and outside of them; None: all are in the reports.
     """
     work = [x for x in reports if "sync_seconds" in x.figures]
     sums: dict[str, Any] = {name: sum(getattr(x, name) for x in work) for name in ("flops", *PHASES)}

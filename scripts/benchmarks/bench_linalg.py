@@ -76,7 +76,7 @@ class Product:
 @click.option("--functions", default=",".join(FUNCTIONS), show_default=True)
 @click.option("--contenders", "patterns", default="*", show_default=True, help='Such as "pdgemm,scipy".')
 @click.option("--ranks", default=2, show_default=True)
-@click.option("--hosts", help="HOSTSxRANKS, instead of --ranks: RANKS on each of several hosts; without SciPy.")
+@click.option("--hosts", help="Several hosts instead of --ranks: 2x4 is 2 hosts of 4 ranks each.  SciPy is left out.")
 @click.option("--ratio", default=1.0, show_default=True, help="Ratio of transfer to product, between hosts.")
 @click.option("--threads", type=int, help="Threads of SciPy; by default all cores.")
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)

@@ -28,7 +28,10 @@ _fastest: dict[Any, str] = {}  # cached results of `fastest_method`, by layout
 
 
 class _Columns(Measured):
-    """The operand of `qr`; its squares must be in range, too, if only CholeskyQR may be used."""
+    """The operand of `qr`, with the range that its elements must have.
+
+    With method "cholesky" the range is narrower, so that sums of squares of elements neither overflow nor underflow.
+    """
 
     def limits(self, kind: np.finfo[Any], values: dict[str, Any]) -> tuple[int, int]:
         low, high = super().limits(kind, values)
