@@ -21,7 +21,7 @@ from pdgemm.training.storage import Storage
 _ENDS = "ends"  # the axis of the first and the last stage of a pipeline
 
 
-class Stored(NamedTuple):
+class DividedParameter(NamedTuple):
     """A parameter of this rank.
 
     division : how it is divided.   modules : the modules of this stage that use it.   chunk : the last one with these.
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 def divide_parameters(
     model: nn.Module, placements: Mapping[str, ModulePlacement], mesh: Mesh, context: Context, chain: Chain | None
-) -> dict[str, Stored]:
+) -> dict[str, DividedParameter]:
     """Replace all parameters by this rank's parts, and return them by name; parameters of other stages become empty.
 
     A parameter that several modules use has the name by which torch lists it first.
@@ -49,7 +49,7 @@ def divide_parameters(
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             uses.setdefault(id(parameter), []).append((module_name, name))
-    parameters = dict[str, Stored]()
+    parameters = dict[str, DividedParameter]()
     for parameter in model.parameters():
         everywhere = uses[id(parameter)]
         own = [x for x in everywhere if not chain or chain.is_own(x[0])]
@@ -73,15 +73,15 @@ def divide_parameters(
             axes.append(_ENDS)
         copies = 1 if division.axis or division.sums else context.tp.size
         chunk = max(chain.chunk_of(module) for module, _ in own) if chain else 0
-        parameters[name] = Stored(parameter, division, [x for x, _ in own], chunk, "+".join(axes), copies)
+        parameters[name] = DividedParameter(parameter, division, [x for x, _ in own], chunk, "+".join(axes), copies)
     return parameters
 
 
 def storages_of(
-    parameters: Mapping[str, Stored], model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int
+    parameters: Mapping[str, DividedParameter], model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int
 ) -> list[Storage]:
     """Return storages for all parameters: one for each line along which gradients are summed, and each type."""
-    groups = dict[tuple[str, str, int], dict[str, Stored]]()
+    groups = dict[tuple[str, str, int], dict[str, DividedParameter]]()
     for name, x in reversed([*parameters.items()]):
         if x.parameter.requires_grad:
             groups.setdefault((x.axes, str(x.parameter.dtype), x.copies), {})[name] = x
@@ -103,7 +103,7 @@ def storages_of(
     return storages
 
 
-def _units(members: Mapping[str, Stored], model: nn.Module, stage: int, bucket_bytes: int) -> tuple[int, ...]:
+def _units(members: Mapping[str, DividedParameter], model: nn.Module, stage: int, bucket_bytes: int) -> tuple[int, ...]:
     """Return the bucket of each parameter: buckets of up to `bucket_bytes`; with stage 3 one for each unit."""
     units, number, size, last = list[int](), 0, 0, None
     for name, x in members.items():

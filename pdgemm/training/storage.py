@@ -19,7 +19,7 @@ WIDE = {torch.float64: torch.float64}  # the type of gradients; of all other par
 
 
 @dataclass
-class Piece:
+class UpdatedPart:
     """The part of a parameter that this rank updates.
 
     name : of the parameter.   span : its elements in the flat parameter.   weights : what the optimizer updates.
@@ -148,9 +148,9 @@ class Storage:
             self.line.mesh.transfers.wait(group)
         self._runs.clear()
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[UpdatedPart]:
         """Return the parts of parameters that this rank updates."""
-        pieces, weights = list[Piece](), self.masters or self._updated_parts()
+        pieces, weights = list[UpdatedPart](), self.masters or self._updated_parts()
         for bucket in self.layout.buckets:
             own, place = weights[bucket.number], self.layout.part(bucket, self.line.rank)
             if not self.layout.stage:
@@ -168,7 +168,7 @@ class Storage:
                     if stop - start == at.stop - at.start:  # rules may depend on the shape of a matrix
                         shape = self.parameters[name].shape
                         weights_here, sums_here = weights_here.view(shape), sums_here.view(shape)
-                    pieces.append(Piece(name, span, nn.Parameter(weights_here), sums_here))
+                    pieces.append(UpdatedPart(name, span, nn.Parameter(weights_here), sums_here))
         return pieces
 
     def squares(self) -> float:

@@ -22,9 +22,9 @@ from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import write_line
 from pdgemm.training.layers.context import Context
 from pdgemm.training.mesh import Mesh
-from pdgemm.training.parameters import Stored, storages_of, unit_of
+from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
-from pdgemm.training.storage import Piece
+from pdgemm.training.storage import UpdatedPart
 
 _HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
 WHOLE = "Adafactor", "LBFGS", "Muon"  # rules of torch that depend on the shapes of parameters
@@ -43,7 +43,7 @@ class Run:
         self,
         model: nn.Module,
         mesh: Mesh,
-        parameters: Mapping[str, Stored],
+        parameters: Mapping[str, DividedParameter],
         context: Context,
         chain: Chain | None,
         schedule: PipelineSchedule,
@@ -57,7 +57,7 @@ class Run:
         self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes)
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._pieces = list[Piece]()
+        self._pieces = list[UpdatedPart]()
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         if schedule.split:
             context.add_gradient = self._add_gradient
@@ -141,7 +141,7 @@ class Run:
         if error:
             agree(self.mesh.comm, ArgumentError(error))
 
-    def _is_part(self, piece: Piece) -> bool:
+    def _is_part(self, piece: UpdatedPart) -> bool:
         """Return whether a piece is a part of a parameter, or of this rank's part of a parameter that is divided."""
         stored = self.parameters[piece.name]
         divided = bool(stored.division.axis) and self._context.tp.size > 1

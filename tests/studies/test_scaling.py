@@ -77,7 +77,7 @@ def test_a_study_within_a_job(tmp_path: Path) -> None:
     options = ("--shape", "64,64,64", "--out", "w.jsonl", "--algorithm", "summa", "--algorithm", "inner", *QUICK)
     run = scaling(tmp_path, "weak", *options, "--ranks", "1,2,4", ranks=2)
     assert run.returncode == 2
-    assert run.stderr == "pdgemm: error: this job has 2 ranks: cases of 4 ranks do not fit\n"
+    assert run.stderr.startswith("pdgemm: error: this job has 2 ranks: cases of 4 ranks do not fit\n")
     assert scaling(tmp_path, "weak", *options, "--ranks", "1,2", ranks=2).returncode == 0
     study = records.open_study(tmp_path / "w.jsonl")
     assert [(x.ranks, x.mnk[0], x.algorithm) for x in study.attempts] == [
