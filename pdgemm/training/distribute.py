@@ -15,12 +15,14 @@ from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support.agreement import together
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
-from pdgemm.training.layers.placements import ModulePlacement, Sequence
+from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
 from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import divide_parameters
 from pdgemm.training.stages import Chain
 from pdgemm.training.training_run import Loss, Run, Weight
 
+# modules that combine positions by themselves, and not by scaled_dot_product_attention
+_MIXING = nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd
 RECOMPUTE = "none", "attention", "blocks"
 
 
@@ -74,12 +76,13 @@ def distribute(
         plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
         if not blocks and (plan.stages > 1 or recompute == "blocks"):
             raise ArgumentError(f"pp = {plan.stages} and recompute = {recompute!r} need blocks, the name of a list")
-        _check_modules(model, mesh, plan.microbatches)
+        sequence = any(isinstance(x, Sequence) for x in placements.values()) and mesh.shape.tp > 1
+        _check_modules(model, mesh, plan.microbatches, placements, sequence)
         arguments += ["distribute", *sorted(table or {}), zero, repr(plan), recompute, bucket_bytes, blocks]
-        for name, x in model.named_parameters():
+        for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
-            arguments += [name, tuple(x.shape), x.dtype, f"elements of checksum {checksum}"]
-    sequence = any(isinstance(x, Sequence) for x in placements.values())
+            arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, f"elements of checksum {checksum}"]
+    model.is_distributed = True  # type: ignore[assignment]
     context, line = Context(mesh, sequence, recompute == "attention"), mesh.line("pp")
     mesh.line("tp"), mesh.line("ep")  # before a block in which a rank may fail
     with together(mesh.comm):
@@ -105,6 +108,12 @@ def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh)
         if twice := [name for name in matched if name in placements]:
             raise ArgumentError(f"two patterns of the table match {twice[0]!r}; the second one is {pattern!r}")
         placements |= dict.fromkeys(matched, placement)
+    if mesh.shape.cp > 1 and not any(
+        isinstance(x, Vocabulary) and isinstance(modules[name], nn.Embedding) for name, x in placements.items()
+    ):
+        raise ArgumentError(
+            f"cp {mesh.shape.cp} divides positions, and no embedding is placed by Vocabulary, which cuts them"
+        )
     for name, module in modules.items() if mesh.shape.tp > 1 or mesh.shape.cp > 1 else ():
         if name not in placements and [*module.parameters(recurse=False)]:
             raise ArgumentError(
@@ -114,11 +123,23 @@ def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh)
     return placements
 
 
-def _check_modules(model: nn.Module, mesh: Mesh, microbatches: int) -> None:
-    """Raise ArgumentError for modules whose results depend on the mesh."""
-    several = mesh.shape.size > 1 or microbatches > 1
+def _check_modules(
+    model: nn.Module, mesh: Mesh, microbatches: int, placements: Mapping[str, ModulePlacement], sequence: bool
+) -> None:
+    """Raise ArgumentError for modules whose results would depend on the mesh."""
+    if getattr(model, "is_distributed", False):
+        raise ArgumentError("this module was distributed before: make a new one")
+    shape = mesh.shape
+    for name, x in model.named_parameters():
+        if not x.is_floating_point():
+            raise ArgumentError(f"{name!r} has the type {x.dtype}: parameters are real floating-point numbers")
     for name, module in model.named_modules():
-        if several and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ArgumentError(f"{name!r}, a {type(module).__name__}, has statistics of one microbatch on one rank")
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p and mesh.shape.tp * mesh.shape.cp > 1:
-            raise ArgumentError(f"{name!r} drops other features on each rank of {mesh.shape.sizes}: set its p to 0")
+        what, several = f"{name!r}, a {type(module).__name__},", shape.size > 1 or microbatches > 1
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and several:
+            raise ArgumentError(f"{what} has statistics of one microbatch on one rank")
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p and shape.tp * shape.cp > 1:
+            raise ArgumentError(f"{what} drops other features on each rank of {shape.sizes}: set its p to 0")
+        if (sequence or shape.cp > 1) and name not in placements and [*module.buffers(recurse=False)]:
+            raise ArgumentError(f"{what} has buffers and no placement, such as Positions for rows of positions")
+        if (sequence or shape.cp > 1) and isinstance(module, _MIXING):
+            raise ArgumentError(f"{what} mixes positions, of which a rank of {shape.sizes} has a part")

@@ -24,7 +24,7 @@ _ENDS = "ends"  # the axis of the first and the last stage of a pipeline
 class DividedParameter(NamedTuple):
     """A parameter of this rank.
 
-    division : how it is divided.   modules : the modules of this stage that use it.   chunk : the last one with these.
+    division : how it is divided.   modules : the modules of this stage that use it.   chunks : with these, ascending.
     axes : joined by "+", along which its gradients are summed.   copies : the ranks outside of this line that have the
         same part of it and compute the same gradient.
     """
@@ -32,7 +32,7 @@ class DividedParameter(NamedTuple):
     parameter: nn.Parameter
     division: Division
     modules: list[str]
-    chunk: int
+    chunks: list[int]
     axes: str
     copies: int
 
@@ -54,26 +54,37 @@ def divide_parameters(
         everywhere = uses[id(parameter)]
         own = [x for x in everywhere if not chain or chain.is_own(x[0])]
         if not own:
-            parameter.data = parameter.data.new_empty((0,) * parameter.dim())
+            parameter.data = parameter.data.new_full((0,) * parameter.dim(), torch.nan)
             parameter.requires_grad_(False)
             continue
         name = ".".join(everywhere[0]).lstrip(".")
         divisions = {
-            placements.get(module, ModulePlacement()).divisions(model.get_submodule(module), context)[at]
+            placements.get(module, ModulePlacement()).divisions(model.get_submodule(module), context).get(at)
             for module, at in own
         }
+        if None in divisions:
+            raise ArgumentError(f"the placement of the module with {name!r} does not divide this parameter")
         if len(divisions) > 1:
             raise ArgumentError(f"{name!r} is divided differently by its modules: {', '.join(map(repr, divisions))}")
         (division,) = divisions
+        assert division is not None
         line = mesh.line(division.axis) if division.axis else context.tp
         part = division.part(parameter.data, line.size, line.rank)
         parameter.data = part.clone(memory_format=torch.contiguous_format)
         axes = ["edp" if division.axis == "ep" else "dp", "cp", *([division.sums] if division.sums else [])]
-        if chain and len({chain.place(module) for module, _ in everywhere}) > 1 and chain.schedule.stages > 1:
-            axes.append(_ENDS)
+        if chain and chain.schedule.stages > 1:
+            stages = sorted({chain.stage_of(module) for module, _ in everywhere})
+            if any(chain.contains(module) for module, _ in everywhere):
+                raise ArgumentError(f"{name!r} belongs to a module that contains the blocks: which stage has it?")
+            if len(stages) > 1 and stages != [0, chain.schedule.stages - 1]:
+                raise ArgumentError(
+                    f"{name!r} is used by stages {', '.join(map(str, stages))}: only the ends may share"
+                )
+            axes += [_ENDS] * (len(stages) > 1)
         copies = 1 if division.axis or division.sums else context.tp.size
-        chunk = max(chain.chunk_of(module) for module, _ in own) if chain else 0
-        parameters[name] = DividedParameter(parameter, division, [x for x, _ in own], chunk, "+".join(axes), copies)
+        chunks = sorted(chain.chunk_of(module) for module, _ in own) if chain else [0]  # the first one comes last back
+        modules = [x for x, _ in own]
+        parameters[name] = DividedParameter(parameter, division, modules, chunks, "+".join(axes), copies)
     return parameters
 
 
@@ -107,7 +118,7 @@ def _units(members: Mapping[str, DividedParameter], model: nn.Module, stage: int
     """Return the bucket of each parameter: buckets of up to `bucket_bytes`; with stage 3 one for each unit."""
     units, number, size, last = list[int](), 0, 0, None
     for name, x in members.items():
-        unit: Any = unit_of(model, name.rpartition(".")[0]) if stage == 3 else x.chunk
+        unit: Any = unit_of(model, name.rpartition(".")[0]) if stage == 3 else x.chunks[0]
         nbytes = x.parameter.numel() * x.parameter.itemsize
         if units and (unit != last or (stage < 3 and size and size + nbytes > bucket_bytes)):
             number, size = number + 1, 0

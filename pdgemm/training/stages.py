@@ -1,8 +1,8 @@
 """The stages of a pipeline: a stage runs the whole forward pass of a model, in which only its own blocks compute.
 
 A model has a chain of blocks, each of which takes the activations of the block before.  On a later stage the modules
-before the chain return zeros, which the first block of the stage replaces by the activations that it receives; on an
-earlier stage the block after the last own one ends the forward pass.  So the model itself knows nothing of stages.
+before the chain return placeholders, which the first block of the stage replaces by the activations that it receives.
+On an earlier stage the block after the last own one ends the forward pass.  So the model knows nothing of stages.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Chain:
         chain = [*model.get_submodule(blocks).children()]
         if len(chain) < schedule.blocks:
             raise ArgumentError(f"{blocks!r} has {len(chain)} blocks, and the pipeline has {schedule.blocks} parts")
-        stages, chunks = schedule.stages, schedule.chunks
+        stages, chunks, self._length = schedule.stages, schedule.chunks, len(chain)
         self.own = [layers_of(len(chain), stages, chunks, stage, chunk) for chunk in range(chunks)]
         self._chunk = 0
         self._receive: Receive
         self._input: torch.Tensor | None = None
-        self._has_begun = False  # whether the chain has begun in this pass
+        self._seen = set[int]()  # the blocks that the model has used in this pass
         names = [name for name, _ in model.named_modules()]
         at, parents = names.index(blocks), {blocks.rpartition(".")[0], blocks, ""}
         parents |= {name for name in names if blocks.startswith(f"{name}.")}
@@ -77,12 +77,24 @@ class Chain:
             return int(module[len(self._prefix) :].partition(".")[0])
         return "after" if module in self.after else "before"
 
+    def stage_of(self, module: str) -> int:
+        """Return the stage with a module."""
+        place, (stages, chunks) = self.place(module), (self.schedule.stages, self.schedule.chunks)
+        if isinstance(place, str):
+            return 0 if place == "before" else stages - 1
+        return next(
+            stage
+            for stage in range(stages)
+            if any(place in layers_of(self._length, stages, chunks, stage, chunk) for chunk in range(chunks))
+        )
+
+    def contains(self, module: str) -> bool:
+        """Return whether a module contains the list of blocks."""
+        return not module or self._prefix.startswith(f"{module}.")
+
     def is_own(self, module: str) -> bool:
         """Return whether this stage has a module."""
-        place = self.place(module)
-        if isinstance(place, str):
-            return self.stage == (0 if place == "before" else self.schedule.stages - 1)
-        return any(place in own for own in self.own)
+        return self.stage_of(module) == self.stage
 
     def chunk_of(self, module: str) -> int:
         """Return the chunk of this stage with a module that this stage has."""
@@ -96,7 +108,7 @@ class Chain:
 
         The output of the last chunk is what the model returns.   receive : returns the input, like a tensor of zeros.
         """
-        self._chunk, self._receive, self._input, self._has_begun = chunk, receive, None, False
+        self._chunk, self._receive, self._input, self._seen = chunk, receive, None, set()
         try:
             result = model()
         except _StageEnd as end:
@@ -115,13 +127,30 @@ class Chain:
         """Return the forward pass of a block: it computes only in the pass of its chunk."""
 
         def block(x: torch.Tensor, *others: Any, **options: Any) -> Any:
-            own, self._has_begun = self.own[self._chunk], True
+            own, several = self.own[self._chunk], self.schedule.blocks > 1
+            if number in self._seen:
+                raise ArgumentError(f"the model uses block {number} twice in a pass")
+            self._seen.add(number)
+            if several and self._is_first and any(map(_needs_gradient, (*others, *options.values()))):
+                raise ArgumentError(
+                    f"block {number} takes a second tensor that depends on parameters, but stages hand over only the "
+                    "first one"
+                )
             if number >= own.stop and not self._is_last:
                 raise _StageEnd(x)
             if number not in own:
                 return x
             if number == own.start and not self._is_first:
                 x = self._input = self._receive(x)
+            y = compute(x, *others, **options)
+            if several and (not isinstance(y, torch.Tensor) or (y.shape, y.dtype) != (x.shape, x.dtype)):
+                raise ArgumentError(
+                    f"block {number} must return one tensor of the shape and type of its input, {tuple(x.shape)} of "
+                    f"{x.dtype}, as stages of a pipeline hand it over"
+                )
+            return y
+
+        def compute(x: torch.Tensor, *others: Any, **options: Any) -> Any:
             if self._recompute and torch.is_grad_enabled():
                 contexts = nullcontext(), self._context.active()  # of the pass, and of the one in the backward pass
                 how: Any = {"use_reentrant": False, "context_fn": lambda: contexts}
@@ -135,22 +164,31 @@ class Chain:
         before = name in self.before
 
         def end(*arguments: Any, **options: Any) -> Any:
-            if before == self._has_begun:
+            if before == bool(self._seen):
                 place = "before" if before else "after"
                 raise ArgumentError(f"{name!r} is registered {place} the blocks, but is not used {place} them")
-            return forward(*arguments, **options) if self._is_first or not before else self._zeros(module, arguments)
+            return (
+                forward(*arguments, **options) if self._is_first or not before else self._placeholder(module, arguments)
+            )
 
         return end
 
-    def _zeros(self, module: nn.Module, arguments: Any) -> torch.Tensor:
-        """Return zeros in the shape of the results of a module before the chain, in the memory of one element."""
+    def _placeholder(self, module: nn.Module, arguments: Any) -> torch.Tensor:
+        """Return a tensor of the shape of the results of a module before the chain, in the memory of one element.
+
+        Its elements are NaN, which a model shows that uses more of them than the input of the first block.
+        """
         x: torch.Tensor = arguments[0]
         if isinstance(module, nn.Embedding):
             rows = self._context.own_rows[1] if x.shape[-1] == self._context.length else x.shape[-1]
-            return module.weight.new_zeros(()).expand(*x.shape[:-1], rows, module.embedding_dim)
+            return module.weight.new_full((), torch.nan).expand(*x.shape[:-1], rows, module.embedding_dim)
         if isinstance(module, nn.Linear):
-            return x.new_zeros(()).expand(*x.shape[:-1], module.out_features)
+            return x.new_full((), torch.nan).expand(*x.shape[:-1], module.out_features)
         return x
+
+
+def _needs_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 class StepPasses(Protocol):
@@ -164,6 +202,9 @@ class StepPasses(Protocol):
 
     def begin_gradients(self, microbatch: int) -> object:
         """Prepare for gradients of a microbatch, which are computed next."""
+
+    def end_inputs(self, chunk: int) -> object:
+        """The gradient of the input of a chunk is computed, and gradients of weights are computed later."""
 
     def end_gradients(self, chunk: int) -> object:
         """All gradients of a microbatch in a chunk of this stage are computed."""
@@ -199,10 +240,13 @@ class Pipeline:
                 result = y
             elif kind == "B":
                 x, y = live.pop(key)
-                torch.autograd.backward(y, self._taken(takes, y) if takes else None)
+                dy = self._taken(takes, y) if takes else None
+                if y.requires_grad:  # else all parameters of the first stages are frozen
+                    torch.autograd.backward(y, dy)
                 result = None if x is None else x.grad
                 if products is not None:
                     delayed[key] = products
+                    passes.end_inputs(chunk)
             else:
                 for product in delayed.pop(key):
                     product()

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Then
 from pdgemm.training.flat_shards import FlatBucket, FlatShards
 from pdgemm.training.layers.exchanges import flat_array
@@ -95,6 +96,8 @@ class Storage:
     def add(self, name: str, gradient: torch.Tensor) -> None:
         """Add a gradient of a microbatch; the last one of a bucket starts its reduction."""
         bucket = self._bucket_of[name]
+        if not self._missing[bucket.number]:
+            raise ArgumentError(f"{name!r} has a second gradient in a pass: use checkpoint with use_reentrant=False")
         self.view(name, self._sums(bucket)).add_(gradient)
         if not self.delayed:
             self._missing[bucket.number] -= 1

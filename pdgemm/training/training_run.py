@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
@@ -59,10 +60,9 @@ class Run:
         self._optimizer: torch.optim.Optimizer | None = None
         self._pieces = list[UpdatedPart]()
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
-        if schedule.split:
-            context.add_gradient = self._add_gradient
-            for storage in self.storages:
-                storage.delayed = True
+        context.add_gradient = self._add_gradient
+        for storage in self.storages:
+            storage.delayed = schedule.split or any(len({*parameters[x].chunks}) > 1 for x in storage.parameters)
         if zero == 3:
             self._gather_in_passes()
 
@@ -95,8 +95,9 @@ class Run:
         for piece in self._pieces:
             pattern = next((x for x in patterns if fnmatchcase(piece.name, x)), "")
             by_pattern[pattern].append(piece.weights)
-        listed = [{"params": x, **patterns.get(pattern, {})} for pattern, x in by_pattern.items() if x]
-        self._optimizer = rule(listed or [{"params": [nn.Parameter(torch.zeros(0))]}], **options)
+        by_pattern[""] = by_pattern[""] or [nn.Parameter(torch.zeros(0))]  # a rule needs a parameter
+        listed = [{"params": x, **patterns.get(pattern, {})} for pattern, x in by_pattern.items()]  # alike on all ranks
+        self._optimizer = rule(listed, **options)
         return self._optimizer
 
     def step(self, *batch: torch.Tensor, clip: float | None = None) -> float:
@@ -115,16 +116,21 @@ class Run:
             total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
             of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
             squares = sum(x.squares() / x.copies for x in self.storages)
-            loss, of_all, square, attended = mesh.sum(of_first, total, squares, self._context.has_attended)
-            self._check(loss, of_all, attended)
+            copied = sum(x.squares() for x in self.storages if x.copies > 1)
+            of_copies = copied if mesh.index("tp") == 0 else 0.0
+            attended = self._context.has_attended
+            loss, of_all, square, *others = mesh.sum(of_first, total, squares, of_copies, copied, attended)
+            self._check(loss, of_all, *others)
             self.norm = square**0.5
             self._update(clip)
         return loss
 
-    def _check(self, loss: float, of_all: float, attended: float) -> None:
+    def _check(self, loss: float, of_all: float, of_copies: float, copied: float, attended: float) -> None:
         """Raise ArgumentError on all ranks where the loss is not that of the whole model.
 
         loss : of the first ranks along tp and cp.   of_all : the sum of the losses of all ranks along tp and cp.
+        of_copies : the sum of squared gradients of parameters that all ranks along tp have, of the first ranks along
+            tp.   copied : of all ranks.
         attended : the number of ranks that used the keys of all ranks along cp.
         """
         shape, error = self.mesh.shape, ""
@@ -138,6 +144,8 @@ class Run:
                 f"the loss differs along tp or cp: its mean is {of_all / shape.tp / shape.cp}, and it is {loss} on the "
                 "first ranks; the ranks have different samples, or the loss is not that of whole activations"
             )
+        elif abs(copied - shape.tp * of_copies) > 1e-6 * copied:
+            error = "gradients of parameters that are whole on all ranks along tp differ between these ranks"
         if error:
             agree(self.mesh.comm, ArgumentError(error))
 
@@ -150,7 +158,7 @@ class Run:
     def _update(self, clip: float | None) -> None:
         """Update this rank's parts of the parameters, and make the parameters whole."""
         if self._optimizer:
-            factor = min(1.0, clip / (self.norm + 1e-6)) if clip else 1.0
+            factor = min(1.0, clip / (self.norm + 1e-6)) if clip is not None else 1.0
             for piece in self._pieces:
                 piece.weights.grad = piece.gradient.mul_(factor) if factor < 1 else piece.gradient
             self._optimizer.step()
@@ -198,7 +206,7 @@ class Run:
             storage.gather(names)
 
     def _end_forward(self, names: list[str], module: nn.Module, inputs: Any, output: Any) -> None:
-        for y in output if isinstance(output, tuple) else (getattr(output, "part", output),):
+        for y in tree_leaves(getattr(output, "part", output)):
             if isinstance(y, torch.Tensor) and y.requires_grad:
                 y.register_hook(partial(self._gather, names))
         if torch._C._current_graph_task_id() == -1:  # the forward pass is not recomputed in a backward pass
@@ -218,6 +226,8 @@ class _Step:
         (self._weight,) = run.mesh.sum(sum(self._weights), axis="dp")
         if not self._weight > 0:
             raise ArgumentError(f"the weights of all samples add up to {self._weight}, which must be more than 0")
+        if not all(self._weights):
+            raise ArgumentError("a microbatch has the weight 0: give each replica samples with weights")
 
     def model(self, microbatch: int) -> Any:
         run, inputs = self._run, self._batches[microbatch]
@@ -237,9 +247,13 @@ class _Step:
         for storage in self._run.storages:
             storage.last = microbatch == len(self._batches) - 1
 
+    def end_inputs(self, chunk: int) -> None:
+        for storage in self._run.storages:
+            storage.free([name for name in storage.parameters if self._run.parameters[name].chunks[0] == chunk])
+
     def end_gradients(self, chunk: int) -> None:
         for storage in self._run.storages:
-            storage.end_pass([name for name in storage.parameters if self._run.parameters[name].chunk == chunk])
+            storage.end_pass([name for name in storage.parameters if self._run.parameters[name].chunks[0] == chunk])
 
 
 @contextmanager

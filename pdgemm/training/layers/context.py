@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -32,14 +33,19 @@ class Context:
     def __init__(self, mesh: Mesh, sequence: bool, recompute_attention: bool = False) -> None:
         self.tp, self.cp, self.sequence = mesh.line("tp"), mesh.line("cp"), sequence and mesh.length("tp") > 1
         self.recompute_attention = recompute_attention
-        self._is_gathered = False
+        self._gathered: torch.Tensor | None = None  # the inputs of the layers of a Gathered module
         self.has_attended = False  # whether the keys of all ranks along cp were used
         self.delayed: list[Callable[[], None]] | None = None
         self.add_gradient: Callable[[torch.Tensor, torch.Tensor], None]
-        self.begin(1)
+        self._divide(1)
 
     def begin(self, length: int) -> None:
-        """Divide sequences of this length.   Raises ArgumentError where a rank would have no position."""
+        """Divide sequences of this length.   Raises ArgumentError where one rank along tp would have all positions."""
+        self._divide(length)
+        if self.sequence and max(self._rows) == len(self.positions):
+            raise ArgumentError(f"{length} positions are too few for cp {self.cp.size} and tp {self.tp.size}")
+
+    def _divide(self, length: int) -> None:
         schedule = ContextSchedule(length, tuple(range(self.cp.size)))
         self.length, self._counts = length, schedule.counts
         self.positions = torch.from_numpy(schedule.positions(self.cp.rank))
@@ -64,16 +70,19 @@ class Context:
     @contextmanager
     def gathered(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
         """Return the inputs of several layers, which do not gather them again in the block."""
-        x = self.entered(x)
-        self._is_gathered = True
+        self._gathered = x = self.entered(x)
         try:
             yield x
         finally:
-            self._is_gathered = False
+            self._gathered = None
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
         """Return the inputs of a layer whose outputs are divided: all positions on each rank along tp."""
-        if self._is_gathered or (self.sequence and x.shape[-2] == len(self.positions)):
+        if self._gathered is not None and self.tp.size > 1:
+            if x.untyped_storage().data_ptr() != self._gathered.untyped_storage().data_ptr():
+                raise ArgumentError("inside of a Gathered module, a layer uses another tensor than the gathered inputs")
+            return x
+        if self.sequence and x.shape[-2] == len(self.positions):
             return x
         return self.rows(x.dim() - 2).exchange(x, SHARDED if self.sequence else REPLICATED, USED)
 
@@ -118,6 +127,7 @@ class _DelayedLinear(torch.autograd.Function):
         return F.linear(x, weight.T if is_transposed(module) else weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (dy,), (x, weight), module, context = gradients, ctx.saved_tensors, ctx.module, ctx.context
 

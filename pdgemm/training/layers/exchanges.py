@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
 from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.training.mesh import Line
@@ -107,6 +108,7 @@ class _Exchange(torch.autograd.Function):
         return x.view_as(x) if y is x else y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return ctx.cut.moved(gradients[0], *ctx.states), None, None, None
 

@@ -203,6 +203,11 @@ class Vocabulary(ModulePlacement):
         return lambda x: Scores.of(context.linear(context.entered(x), module), tokens, context)
 
     def _embedded(self, module: nn.Embedding, ids: torch.Tensor, context: Context) -> torch.Tensor:
+        """Return the rows of the table for this rank's positions; each rank along tp looks up its own tokens."""
+        if ids.dim() != 2 or ids.shape[1] != context.length:
+            raise ArgumentError(
+                f"ids of shape {tuple(ids.shape)}, but the first tensor of the batch has {context.length} positions"
+            )
         check_tokens(ids, module.num_embeddings, "an id")
         own = block_of(module.num_embeddings, context.tp.size, context.tp.rank)
         ids = ids.index_select(1, context.positions) - own.start

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from pdgemm.errors import ArgumentError
 from pdgemm.schedules.training.mesh_shape import block_of
@@ -111,6 +112,16 @@ class Scores:
         return total if reduction == "sum" else total / (target != ignore_index).sum()
 
 
+def _of_whole(name: str) -> Any:
+    """Return a method that applies an operator to the whole tensor."""
+    return lambda scores, *others: getattr(scores.whole(), name)(*others)
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg", "matmul", "len", "iter",
+              "lt", "le", "gt", "ge", "eq", "ne"):  # fmt: skip
+    setattr(Scores, f"__{_name}__", _of_whole(f"__{_name}__"))
+
+
 def check_tokens(ids: torch.Tensor, tokens: int, what: str) -> None:
     """Raise ArgumentError where an id is not in 0, ..., tokens - 1."""
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < tokens:
@@ -138,6 +149,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (sums[0].log() - sums[1]).masked_fill(ignored, 0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         p, ignored = ctx.saved_tensors
         dz = p.clone()

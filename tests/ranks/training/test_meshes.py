@@ -126,6 +126,36 @@ def test_a_gpt_on_every_mesh(comm: Any, part: int) -> None:
         run.mesh.free()
 
 
+def shared_gpt() -> Any:
+    """Return a GPT whose first two blocks, and whose last two, have a matrix in common."""
+    model = GPT()
+    model.blocks[1].up.weight = model.blocks[0].up.weight
+    model.blocks[3].down.weight = model.blocks[2].down.weight
+    return model
+
+
+@pytest.mark.parametrize("axes", [{"pp": 2}, {"tp": 2}, {"dp": 2}])
+def test_matrices_of_several_blocks(comm: Any, axes: dict[str, int]) -> None:
+    """Blocks of one stage share a matrix; with several chunks its gradients are complete when the first one ends."""
+    for zero, chunks in ((0, 1), (3, 1), (1, 2)):
+        schedule = "interleaved" if chunks > 1 else "1f1b"
+        if chunks > 1 and "pp" in axes:
+            continue  # blocks 0 and 1 would be on two stages
+        run, results = trained(
+            comm,
+            shared_gpt,
+            gpt_table(),
+            axes,
+            blocks="blocks",
+            zero=zero,
+            schedule=schedule,
+            chunks=chunks,
+            microbatches=2,
+        )
+        check(run, results, shared_gpt, (axes, zero, chunks))
+        run.mesh.free()
+
+
 @every_grid
 def test_a_llama_on_every_mesh(comm: Any) -> None:
     """Its attention derives shapes from its inputs, which are gathered once for queries, keys and values."""

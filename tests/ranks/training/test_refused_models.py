@@ -110,7 +110,13 @@ def check_uses(scores: Any, labels: Any, expected: Any, mesh: Mesh) -> Any:
 def test_modules_whose_results_depend_on_the_mesh(comm: Any) -> None:
     model = GPT()
     model.blocks[0].add_module("dropout", torch.nn.Dropout(0.1))
-    refused(comm, ArgumentError, "'blocks.0.dropout' drops other features on each rank of tp 2", model, gpt_table())
+    refused(
+        comm,
+        ArgumentError,
+        "'blocks.0.dropout', a Dropout, drops other features on each rank of tp 2",
+        model,
+        gpt_table(),
+    )
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
     refused(comm, ArgumentError, "'0', a BatchNorm1d, has statistics of one microbatch", model, mesh={"dp": -1})
 
@@ -157,3 +163,69 @@ def test_a_token_without_gradient(comm: Any) -> None:
     after = run.whole("0.weight")
     assert torch.equal(after[5], before[5]) and not torch.equal(after[1], before[1])
     mesh.free()
+
+
+class Skipped(torch.nn.Module):
+    """Blocks that get a second tensor, or whose input is used again behind them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.embedding = way, torch.nn.Embedding(9, 4)
+        self.blocks, self.head = torch.nn.ModuleList(Second() for _ in range(2)), torch.nn.Linear(4, 9)
+        if way == "scalar":
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, ids: Any, labels: Any) -> Any:
+        first = x = self.embedding(ids)
+        for block in [*self.blocks] * (2 if self.way == "twice" else 1):
+            x = block(x, first if self.way == "second" else None)
+        x = self.head(x + first if self.way == "skip" else x)
+        return torch.nn.functional.cross_entropy(x.view(-1, 9), labels.view(-1))
+
+
+class Second(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Any, second: Any = None) -> Any:
+        return super().forward(x) if second is None else super().forward(x + second)
+
+
+def test_models_that_stages_cannot_divide(comm: Any) -> None:
+    """What a stage does not have is refused, or the loss is NaN."""
+    ids = torch.tensor([[1, 2, 3]])
+    pipeline = {"mesh": {"pp": 2}, "blocks": "blocks"}
+    refused(comm, ArgumentError, "'scale' belongs to a module that contains the blocks", Skipped("scalar"), **pipeline)
+    with Mesh(comm, pp=2) as mesh:
+        run = distribute(Skipped("skip"), mesh, blocks="blocks")
+        assert run.step(ids, ids) != run.step(ids, ids)  # NaN
+
+
+def test_a_module_is_distributed_once(comm: Any) -> None:
+    model = Perceptron()
+    with Mesh(comm, dp=-1) as mesh:
+        distribute(model, mesh)
+        with pytest.raises(ArgumentError, match="was distributed before"):
+            distribute(model, mesh)
+
+
+def test_positions_that_a_rank_does_not_have(comm: Any) -> None:
+    """Modules and models that mix or count positions by themselves are refused under cp."""
+    axes = {"mesh": {"cp": comm.size}}
+    plain = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Linear(8, 1))
+    refused(
+        comm,
+        ArgumentError,
+        "cp 2 divides positions, and no embedding is placed by Vocabulary",
+        plain,
+        {"*": Rows()},
+        **axes,
+    )
+    model = GPT()
+    model.blocks[0].add_module("mix", torch.nn.GRU(4, 4))
+    table = {**gpt_table(), "*.mix": Sequence()}
+    refused(comm, ArgumentError, "'blocks.0.mix', a GRU, mixes positions", model, table, **axes)
+    model = GPT()
+    model.blocks[0].register_buffer("rows", torch.zeros(LENGTH))
+    refused(comm, ArgumentError, "'blocks.0', a Block, has buffers and no placement", model, gpt_table(), **axes)
