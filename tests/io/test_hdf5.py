@@ -142,7 +142,7 @@ def test_a_dataset_of_one_dimension_is_a_column(comm: Any, grid: Any, shared_tmp
     refused(comm, LayoutError, r"\(37, 1\) cannot be saved with ndim=3", hdf5.save, path, "x", A, ndim=3)
     refused(comm, LayoutError, r"\(6, 37\) cannot be saved with ndim=1", hdf5.save, path, "x", B, ndim=1)
     for unnamed in ((path,), (f"{path}:/plain", grid)):
-        refused(comm, ArgumentError, "the name of the dataset, and the grid", hdf5.load, *unnamed)
+        refused(comm, ArgumentError, "pass the grid after these arguments", hdf5.load, *unnamed)
     group = r"v.h5:many is a group; it has (/many/inner/\d+ .*){10}, \.\.\.$"
     refused(comm, FileError, group, hdf5.load, path, "many")
     refused(comm, FileError, "v.h5 has no dataset x; it has .*, ...$", hdf5.load, path, "x")
