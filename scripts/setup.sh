@@ -61,7 +61,7 @@ for wheel in $others; do
     fi
 done
 list=$(printf '%s\n' $extra $extras | paste -sd,)
-case " $extras " in *' train '* | *' test '* | *' dev '*)
+case " $extras " in *' train '* | *' dev '*)
     # Without a GPU, the build of torch for processors, if the package index has it: the other one is 30 times larger.
     if ! command -v nvidia-smi >/dev/null && ! "${pip[@]}" show -q torch 2>/dev/null; then
         "${pip[@]}" install -q "torch==$torch_for_processors" >/dev/null 2>&1 || true
