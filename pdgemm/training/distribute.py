@@ -78,7 +78,15 @@ def distribute(
             raise ArgumentError(f"pp = {plan.stages} and recompute = {recompute!r} need blocks, the name of a list")
         sequence = any(isinstance(x, Sequence) for x in placements.values()) and mesh.shape.tp > 1
         _check_modules(model, mesh, plan.microbatches, placements, sequence)
-        arguments += ["distribute", *sorted(table or {}), zero, repr(plan), recompute, bucket_bytes, blocks]
+        arguments += [
+            "distribute",
+            *(f"{name}: {x!r}" for name, x in sorted((table or {}).items())),
+            zero,
+            repr(plan),
+            recompute,
+            bucket_bytes,
+            blocks,
+        ]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
             arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, f"elements of checksum {checksum}"]

@@ -134,6 +134,11 @@ class Storage:
         self._runs[bucket.number] = [Then(run, act) if act else run]
         transfers.expect(self._runs[bucket.number])
 
+    def begin_step(self) -> None:
+        """Set all gradients to 0: those of the last step, also of one that has raised an error on all ranks."""
+        for sums in self.gradients:
+            sums.zero_()
+
     def end_pass(self, names: Sequence[str]) -> None:
         """End the backward pass of a microbatch through these parameters.
 
@@ -194,8 +199,6 @@ class Storage:
                 self.line.mesh.transfers.expect(group)
             for group in groups:
                 self.line.mesh.transfers.wait(group)
-        for sums in self.gradients:
-            sums.zero_()
 
     def buckets(self, names: Sequence[str]) -> list[FlatBucket]:
         """Return the buckets with these parameters; parameters of other storages are ignored."""

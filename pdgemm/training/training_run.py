@@ -110,6 +110,8 @@ class Run:
         """
         with _ending_the_job(self.mesh.comm):
             mesh, passes = self.mesh, _Step(self, batch)
+            for storage in self.storages:
+                storage.begin_step()
             self.pipeline.run(passes)
             for storage in self.storages:
                 storage.finish()
