@@ -55,6 +55,47 @@ run = distribute(Model(), Mesh(cp=-1), {"*d*": Vocabulary()})
 run.step(torch.ones(2, 8, dtype=int), torch.ones(2, 8, dtype=int))
 """
 
+DIFFERENT_COPIES = """
+import torch
+from pdgemm.training import Columns, Mesh, Replicated, Rows, distribute
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.norm, self.down = torch.nn.Linear(3, 12), torch.nn.LayerNorm(4), torch.nn.Linear(12, 2)
+
+    def forward(self, x):
+        return self.down(self.norm(self.up(x).unflatten(-1, (-1, 4))).flatten(-2))
+
+table = {"up": Columns(heads=3), "norm": Replicated(), "down": Rows()}
+run = distribute(Model(), Mesh(tp=-1), table, loss=torch.nn.functional.mse_loss)
+run.step(torch.ones(4, 3), torch.zeros(4, 2))
+"""
+SECOND_TENSOR = """
+import torch
+from pdgemm.training import Mesh, distribute
+
+class Block(torch.nn.Linear):
+    def forward(self, x, second):
+        return super().forward(x + second)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.blocks = torch.nn.Linear(4, 4), torch.nn.ModuleList(Block(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        x = second = self.first(x)
+        for block in self.blocks:
+            x = block(x, second)
+        return x
+
+run = distribute(Model(), Mesh(pp=-1), blocks="blocks", loss=torch.nn.functional.mse_loss)
+run.step(torch.ones(2, 4), torch.zeros(2, 4))
+"""
+
 
 @needs_mpiexec
 @pytest.mark.parametrize(
@@ -63,8 +104,10 @@ run.step(torch.ones(2, 8, dtype=int), torch.ones(2, 8, dtype=int))
         (FAILING, "rank 1 of 3: Traceback"),
         (DIFFERENT, "the loss differs along tp or cp"),
         (OTHER_ATTENTION, "cp = 3, but the model has not called scaled_dot_product_attention"),
+        (DIFFERENT_COPIES, "gradients of parameters that are whole on all ranks along tp differ"),
+        (SECOND_TENSOR, "block 0 takes a second tensor that depends on parameters"),
     ],
-    ids=["one rank", "samples", "attention"],
+    ids=["one rank", "samples", "attention", "copies", "second tensor"],
 )
 def test_an_exception_in_a_step_ends_the_job(program: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)

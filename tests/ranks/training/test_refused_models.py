@@ -62,6 +62,11 @@ def test_models_that_differ_between_ranks(comm: Any) -> None:
     refused(comm, ArgumentError, "different arguments.*checksum", model, mesh={"dp": -1})
 
 
+def test_tables_that_differ_between_ranks(comm: Any) -> None:
+    table = {**gpt_table(), "*.up": Columns(parts=1 + comm.rank)}
+    refused(comm, ArgumentError, "different arguments.*parts=2", GPT(), table)
+
+
 def test_a_tensor_that_is_not_on_the_host() -> None:
     with pytest.raises(DeviceError, match="a tensor is on meta"):
         flat_array(torch.zeros(3, device="meta"))
