@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pdgemm.errors import ArgumentError
-from pdgemm.training.flat_shards import FlatShards
+from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division, ModulePlacement

@@ -11,7 +11,7 @@ from torch import nn
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Then
-from pdgemm.training.flat_shards import FlatBucket, FlatShards
+from pdgemm.schedules.training.flat_shards import FlatBucket, FlatShards
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.mesh import Line
 from pdgemm.transport.movers.arrivals import Arrival
