@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -21,7 +23,7 @@ from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import together
 from pdgemm.support.memory_left import keep_freed_memory
-from pdgemm.transport.collectives import Join, prepared_collective
+from pdgemm.transport.collectives import CollectiveRun, Join, prepared_collective
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
 
 
@@ -58,6 +60,7 @@ class Mesh:
         self.recorder = Recorder()
         self.transfers = Transfers(self.recorder, between_nodes=True)
         self._lines = dict[tuple[str, ...], Line]()
+        self.is_counting = False  # whether exchanges are counted and not carried out
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -96,6 +99,18 @@ class Mesh:
         line.carry_out(sum_of_numbers(len(x), line.size), x, "decisions")
         return [*map(float, x)]
 
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, Traffic]]:
+        """Return a block in which exchanges move nothing, and only count, by formula, what they would move.
+
+        What a rank would receive has any values.  The result is the traffic of the block by kind.
+        """
+        carried_out, self.traffic, self.is_counting = self.traffic, defaultdict(Traffic), True
+        try:
+            yield self.traffic
+        finally:
+            self.traffic, self.is_counting = carried_out, False
+
     def free(self) -> None:
         """Free the communicators.  Collective; a second call does nothing."""
         self.transfers.complete()
@@ -131,6 +146,9 @@ class Line:
 
         kind : under which `mesh.traffic` counts words.   tag : differs from other collectives in progress on this line.
         """
+        if self.mesh.is_counting:
+            self.mesh.traffic[kind] += collective.traffic(self.rank)
+            return CollectiveRun(self.comm, iter(()))
         return prepared_collective(collective, self.comm, x, tag, join=join)(self.mesh.traffic[kind])
 
     def carry_out(self, collective: Collective, x: np.ndarray, kind: str, join: Join | None = None) -> None:
@@ -140,7 +158,7 @@ class Line:
 
     def gather(self, x: np.ndarray, counts: tuple[int, ...], kind: str) -> np.ndarray:
         """Return the rows of all ranks, in the order of the line.   counts : the number of rows of each rank."""
-        whole = np.empty((sum(counts), *x.shape[1:]), x.dtype)
+        whole = np.zeros((sum(counts), *x.shape[1:]), x.dtype)
         first = sum(counts[: self.rank])
         whole[first : first + len(x)] = x
         self.carry_out(self.of_rows("all_gather", counts, whole), whole.reshape(-1), kind)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from mpi4py import MPI
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -223,6 +224,18 @@ class Pipeline:
         self._sent = list[list[Arrival]]()
         self.peak = 0
 
+    def evaluate(self, passes: StepPasses) -> None:
+        """Carry out the forward passes of a step, without gradients.  Collective over the line."""
+        with torch.no_grad():
+            for (kind, microbatch, chunk), takes, gives in self._schedule.steps(self._line.rank):
+                if kind == "F":
+                    _, y = self._forward(microbatch, chunk, takes, passes)
+                    if gives:
+                        self._hand_over(gives, y)
+                    else:
+                        passes.loss(microbatch, y)
+        self._end_sends()
+
     def run(self, passes: StepPasses) -> None:
         """Carry out all passes of a step.  Collective over the line."""
         live = dict[tuple[int, int], tuple[torch.Tensor | None, Any]]()
@@ -255,9 +268,7 @@ class Pipeline:
             if gives:
                 assert result is not None
                 self._hand_over(gives, result.detach())
-        for group in self._sent:
-            self._line.mesh.transfers.wait(group)
-        self._sent.clear()
+        self._end_sends()
 
     def _forward(
         self, microbatch: int, chunk: int, takes: Handover | None, passes: StepPasses
@@ -272,11 +283,16 @@ class Pipeline:
         return self._chain.forward(chunk, lambda: passes.model(microbatch), receive)
 
     # ---------------------------------------------------------------- messages
+    def _end_sends(self) -> None:
+        for group in self._sent:
+            self._line.mesh.transfers.wait(group)
+        self._sent.clear()
+
     def _taken(self, takes: Handover, like: torch.Tensor) -> torch.Tensor:
         """Return what another block hands over, of the shape and type of a tensor."""
         if not takes.travels:
             return self._local.pop(takes)
-        x = torch.empty(like.shape, dtype=like.dtype)
+        x = torch.zeros(like.shape, dtype=like.dtype)
         group = self._requests(self._line.comm.Irecv, x, takes.source, takes)
         traffic = self._line.mesh.traffic["pipeline"]
         traffic.words_received += x.numel()
@@ -299,4 +315,6 @@ class Pipeline:
 
     def _requests(self, start: Callable[..., Any], x: torch.Tensor, rank: int, what: Handover) -> list[Arrival]:
         """Start to send or to receive a tensor, which the requests keep alive."""
+        if self._line.mesh.is_counting:
+            return [MPI.REQUEST_NULL] * bool(x.numel())
         return byte_requests(start, flat_array(x).view(np.uint8), rank, self._schedule.number(what))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -33,12 +34,31 @@ Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
 
+@dataclass(frozen=True)
+class StepReport:
+    """The last step of a rank.
+
+    loss, norm : the mean loss, and the norm of the gradients, the same numbers on all ranks.
+    seconds    : of the step on this rank.   waited : the seconds of these in which it waited for messages.
+    traffic    : the words and messages that this rank sent and received, by kind.
+    """
+
+    loss: float
+    norm: float
+    seconds: float
+    waited: float
+    traffic: dict[str, Traffic]
+
+
 class Run:
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
     pipeline   : the passes of a step.   norm : of the gradients of the last step.
+    report     : of the last step, after the first one.
     """
+
+    report: StepReport
 
     def __init__(
         self,
@@ -109,22 +129,47 @@ class Run:
         An exception of one rank ends the job, after this rank has printed its traceback.
         """
         with _ending_the_job(self.mesh.comm):
-            mesh, passes = self.mesh, _Step(self, batch)
-            for storage in self.storages:
-                storage.begin_step()
-            self.pipeline.run(passes)
-            for storage in self.storages:
-                storage.finish()
-            total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
-            of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
-            squares = sum(x.squares() / x.copies for x in self.storages)
-            copied = sum(x.squares() for x in self.storages if x.copies > 1)
-            of_copies = copied if mesh.index("tp") == 0 else 0.0
-            attended = self._context.has_attended
-            loss, of_all, square, *others = mesh.sum(of_first, total, squares, of_copies, copied, attended)
+            traffic = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
+            start, waited = perf_counter(), self.mesh.recorder.seconds.get("wait", 0.0)
+            loss, of_all, square, *others = self._reduced(batch)
             self._check(loss, of_all, *others)
             self.norm = square**0.5
             self._update(clip)
+            self.report = StepReport(
+                loss,
+                self.norm,
+                perf_counter() - start,
+                self.mesh.recorder.seconds.get("wait", 0.0) - waited,
+                {kind: x - traffic.get(kind, Traffic()) for kind, x in self.mesh.traffic.items()},
+            )
+        return loss
+
+    def _reduced(self, batch: tuple[torch.Tensor, ...]) -> list[float]:
+        """Compute the gradients of a step, and return the sums over all ranks that `_check` needs."""
+        mesh, passes = self.mesh, _Step(self, batch)
+        for storage in self.storages:
+            storage.begin_step()
+        self.pipeline.run(passes)
+        for storage in self.storages:
+            storage.finish()
+        total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
+        of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
+        squares = sum(x.squares() / x.copies for x in self.storages)
+        copied = sum(x.squares() for x in self.storages if x.copies > 1)
+        of_copies = copied if mesh.index("tp") == 0 else 0.0
+        return mesh.sum(of_first, total, squares, of_copies, copied, self._context.has_attended)
+
+    def evaluate(self, *batch: torch.Tensor) -> float:
+        """Return the mean loss of a batch, the same number on all ranks, without gradients.  Collective.
+
+        batch : as of `step`.   Modules such as dropout compute as in training unless `run.model.eval()` was called.
+        """
+        with _ending_the_job(self.mesh.comm):
+            passes = _Step(self, batch)
+            self.pipeline.evaluate(passes)
+            is_last = self.mesh.index("pp") == self.schedule.stages - 1
+            is_first = self.mesh.index("tp") == self.mesh.index("cp") == 0
+            (loss,) = self.mesh.sum(passes.total if is_last and is_first else 0.0)
         return loss
 
     def _check(self, loss: float, of_all: float, of_copies: float, copied: float, attended: float) -> None:
@@ -180,9 +225,20 @@ class Run:
             return part
         return stored.division.joined(self.mesh.line(stored.division.axis).comm.allgather(part))
 
-    def expected(self) -> dict[str, Traffic]:
-        """Return the traffic of gradients and parameters in a step of this rank, by formula."""
-        total = {"gradients": Traffic(), "parameters": Traffic()}
+    def expected(self, *batch: torch.Tensor) -> dict[str, Traffic]:
+        """Return the traffic of a step of this rank by kind, from the formulas of its exchanges.
+
+        batch : tensors of the sizes of a step's; None: the traffic of gradients and parameters alone.  The rank
+            computes the passes of a step, in which nothing is moved; parameters and gradients stay as they are.
+        """
+        total = dict[str, Traffic]()
+        if batch:
+            with self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
+                self._reduced(batch)
+            for storage in self.storages:
+                storage.begin_step()
+            total |= counted
+        total |= {"gradients": Traffic(), "parameters": Traffic()}
         for storage in self.storages:
             for kind, traffic in storage.layout.traffic(storage.line.rank, self.schedule.microbatches).items():
                 total[kind] += traffic

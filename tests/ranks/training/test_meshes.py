@@ -27,6 +27,7 @@ from plain_models import (  # noqa: E402
 )  # fmt: skip
 from tiers import every_grid, everything  # noqa: E402
 
+from pdgemm.instrument.recorder import Traffic  # noqa: E402
 from pdgemm.schedules.training.row_collectives import rows_by_rank  # noqa: E402
 from pdgemm.training import Mesh, distribute  # noqa: E402
 from pdgemm.training.training_run import Run  # noqa: E402
@@ -118,9 +119,11 @@ def test_a_gpt_on_every_mesh(comm: Any, part: int) -> None:
         make = plain_gpt if options.pop("tied") else untied_gpt
         table = gpt_table(options.pop("sequence"))
         run, results = trained(comm, make, table, mesh, blocks="blocks", **options)
-        for kind, traffic in run.expected().items():
-            total = sum([traffic] * STEPS, type(traffic)())
-            assert run.mesh.traffic[kind] == total, (kind, how)
+        expected = run.expected(*own_samples(run.mesh, tokens(0)))
+        assert {*run.expected()} < {*expected} and run.report.loss == results[-1][0]
+        for kind in {*run.mesh.traffic, *expected}:
+            assert run.report.traffic.get(kind, Traffic()) == expected.get(kind, Traffic()), (kind, how)
+            assert run.mesh.traffic[kind] == sum([expected.get(kind, Traffic())] * STEPS, Traffic()), (kind, how)
         check(run, results, make, how)
         assert run.pipeline.peak <= run.schedule.in_flight(run.mesh.index("pp"))
         run.mesh.free()
@@ -167,6 +170,21 @@ def test_a_llama_on_every_mesh(comm: Any) -> None:
             )
             check(run, results, Llama, mesh)
             run.mesh.free()
+
+
+@every_grid
+def test_evaluation_by_stages(comm: Any) -> None:
+    """The loss without gradients is that of the next step, and needs fewer words than its two passes."""
+    for number, mesh in enumerate(meshes(comm.size)):
+        mesh_of = Mesh(comm, **mesh)
+        run = distribute(GPT(), mesh_of, gpt_table(), blocks="blocks", zero=number % 4, microbatches=2)
+        run.optimizer(torch.optim.AdamW, lr=1e-2)
+        batch = own_samples(mesh_of, tokens(0))
+        loss, moved = run.evaluate(*batch), {kind: x.words_received for kind, x in mesh_of.traffic.items()}
+        assert abs(loss - run.step(*batch)) <= 1e-13 * loss
+        assert all(words <= run.report.traffic[kind].words_received for kind, words in moved.items() if words)
+        assert run.evaluate(*batch) < loss
+        mesh_of.free()
 
 
 def test_words_of_tensor_parallel_layers(comm: Any) -> None:
