@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,41 @@ def surviving(mover: Any, steps: str, seconds: str, saved: str) -> None:
         print("recovered:", *(f"{len(x.lost)}, {'memory' if x.memory else 'files'};" for x in r.recoveries))
 
 
+def training(options: str, rank: str, share: str) -> None:
+    """Train a model; in the last step a rank raises an exception, when it has made a share of the calls of a step."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "helpers"))
+    import torch
+    from plain_models import GPT, gpt_table, own_samples, tokens
+
+    from pdgemm.training import Mesh, distribute
+
+    torch.set_num_threads(1)
+    how = json.loads(options)
+    mesh = Mesh(**how.pop("mesh"))
+    run = distribute(GPT(), mesh, gpt_table(), blocks="blocks", **how)
+    run.optimizer(torch.optim.AdamW, lr=1e-2)
+    calls, last = 0, -1
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        code = frame.f_code
+        if (
+            event == "call"
+            and "/pdgemm/training/" in code.co_filename
+            and code.co_name not in ("step", "_ending_the_job")
+        ):
+            calls += 1
+            if calls == last:
+                Path("raised").write_text(str(time()))
+                raise ValueError("a drawn failure")
+
+    for step in range(3):
+        if mesh.rank == int(rank) and step:
+            calls, last = 0, (-1 if step == 1 else 1 + int(float(share) * calls))
+            sys.setprofile(count)
+        run.step(*own_samples(mesh, tokens(step)))
+
+
 if __name__ == "__main__":
-    programs: dict[str, Callable[..., None]] = {"stepping": stepping, "stopping": stopping, "surviving": surviving}
+    programs: dict[str, Callable[..., None]] = {x.__name__: x for x in (stepping, stopping, surviving, training)}
     programs[sys.argv[1]](*sys.argv[2:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from attacks import commands, damage, files, processes, restart
+from attacks import commands, damage, files, processes, restart, training
 from attacks.trial import Attack, Trial
 
 CASES = {  # the family of attacks/ranks.py, the number of cases, and a description
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Attack] = {
     "arguments.lines": commands.lines,
     "memory.scarce": commands.scarce,
     "files.odd": files.odd_files,
+    "training.exceptions": training.exceptions,
     "products.command": commands.random_options,
 }
 ATTACKS = COMMANDS | {x: partial(Trial.cases, family=family, count=n) for x, (family, n, _) in CASES.items()}

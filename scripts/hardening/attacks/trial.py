@@ -203,7 +203,9 @@ class Trial:
 
     def program(self, ranks: int, name: str, *arguments: str, launcher: Sequence[str] = (), **environment: str) -> Job:
         """Start a function of attacks/programs.py on `ranks` ranks, and return without waiting."""
-        aborts = ["-m", "mpi4py"] if name == "stepping" else []  # the other programs handle failures themselves
+        aborts = (
+            ["-m", "mpi4py"] if name in ("stepping", "training") else []
+        )  # the other programs handle failures themselves
         words = ["mpiexec", *launcher, "-n", str(ranks), sys.executable, *aborts, str(HERE / "programs.py")]
         return Job(self, [*words, name, *arguments], environment)
 
