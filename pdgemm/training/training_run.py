@@ -146,7 +146,7 @@ class Run:
 
     def _reduced(self, batch: tuple[torch.Tensor, ...]) -> list[float]:
         """Compute the gradients of a step, and return the sums over all ranks that `_check` needs."""
-        mesh, passes = self.mesh, _Step(self, batch)
+        mesh, passes, self._context.has_attended = self.mesh, _Step(self, batch), False
         for storage in self.storages:
             storage.begin_step()
         self.pipeline.run(passes)

@@ -3,6 +3,7 @@
 
 \b
     mpiexec -n 2 python scripts/benchmarks/bench_torch.py modules
+    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_torch.py step
 
 "one process" takes the same step with as many threads as there are ranks, while the other ranks sleep.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -49,6 +51,32 @@ def modules(comm: Any, hidden: int = 256, length: int = 128, samples: int = 8, l
     }
     yield Case(f"{layers} layers of {hidden}, {samples} samples of {length} tokens", works)
     dist.destroy_process_group()
+
+
+def step(comm: Any, hidden: int = 256, length: int = 128, samples: str = "8,16,32", layers: int = 4) -> Iterator[Case]:
+    """A step with dp on all hosts, with ZeRO 0 and 2, the step of one rank alone, and the exchange of as many bytes."""
+    import torch
+
+    from pdgemm.training import Mesh, distribute
+
+    torch.set_num_threads(1)
+    for number in map(int, samples.split(",")):
+        x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, length)))
+        make, works = transformer(hidden, length, layers), dict[str, Work]()
+        for zero in (0, 2):
+            run = distribute(make(), Mesh(comm, dp=-1), zero=zero)
+            run.optimizer(torch.optim.AdamW, lr=1e-3)
+            works[f"zero {zero}"] = partial(run.step, x)
+        words = run.expected(x)["gradients"].words_received + run.expected(x)["parameters"].words_received
+        works |= {"alone": plain_step(make(), x), "exchange": exchange(comm, words)}
+        yield Case(f"{layers} layers of {hidden}, {number} samples of {length} tokens on each rank", works)
+
+
+def exchange(comm: Any, words: int) -> Work:
+    """Return a function that sends words of 4 bytes to the next rank, and receives as many, by plain messages."""
+    sent, received = np.zeros(words, np.float32), np.zeros(words, np.float32)
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    return lambda: comm.Sendrecv(sent, after, recvbuf=received, source=before)
 
 
 def plain_step(model: Any, x: Any) -> Work:
@@ -119,4 +147,4 @@ def transformer(hidden: int, length: int, layers: int) -> Any:
 
 
 if __name__ == "__main__":
-    main(modules)
+    main(modules, step)
