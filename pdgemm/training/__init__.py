@@ -2,7 +2,7 @@
 
 from pdgemm.training.distribute import distribute
 from pdgemm.training.layers.placements import Columns, Gathered, Positions, Replicated, Rows, Sequence, Vocabulary
-from pdgemm.training.mesh import Mesh
+from pdgemm.parallel.mesh import Mesh
 from pdgemm.training.training_run import Run
 
 __all__ = [

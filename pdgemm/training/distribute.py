@@ -16,7 +16,7 @@ from pdgemm.support.agreement import together
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
-from pdgemm.training.mesh import Mesh
+from pdgemm.parallel.mesh import Mesh
 from pdgemm.training.parameters import divide_parameters
 from pdgemm.training.stages import Chain
 from pdgemm.training.training_run import Loss, Run, Weight

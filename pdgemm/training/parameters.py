@@ -14,7 +14,7 @@ from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division, ModulePlacement
-from pdgemm.training.mesh import Line, Mesh
+from pdgemm.parallel.mesh import Line, Mesh
 from pdgemm.training.stages import Chain
 from pdgemm.training.storage import Storage
 

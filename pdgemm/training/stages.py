@@ -21,7 +21,7 @@ from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule, layers
 from pdgemm.schedules.training.pipeline_timeline import Handover
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
-from pdgemm.training.mesh import Line
+from pdgemm.parallel.mesh import Line
 from pdgemm.transport.collectives import byte_requests
 from pdgemm.transport.movers.arrivals import Arrival
 
