@@ -3,8 +3,8 @@
 
     . scripts/env.sh; python scripts/gallery.py
 
-The gallery has the docstring and the output of each example.  Two more pictures show the losses of digits.py on 1 to 4
-ranks, for docs/training.md, and the losses of gpt/train.py in six layouts, for docs/gpt.md.
+The gallery has the docstring and the output of each example.  One more picture shows the losses of gpt/train.py in six
+layouts, for docs/gpt.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import ast
 import json
 import shlex
 import subprocess
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +37,7 @@ COMMANDS = {  # in the order of the gallery; the last command of each runs the e
     "gaussian_process": [ON_RANKS],
     "vibrating_plate": [ON_RANKS],
     "least_squares": [ON_RANKS],
-    "digits": [f"{ON_RANKS} --dtype float64 --no-report --picture digits.png"],
+    "digits": [f"{ON_RANKS} --picture digits.png"],
     "digits_conv": [f"{ON_RANKS} --local-statistics --picture digits_conv.png"],
     "boosted_trees": [f"{ON_RANKS} --missing 0.1 --picture boosted_trees.png"],
 }
@@ -131,37 +130,6 @@ def outputs_with_torch(folder: str) -> dict[str, str]:
     return outputs
 
 
-def train(path: str) -> None:
-    """Run digits.py on all ranks, and save its losses and, every ten steps, the percentage of digits read right."""
-    sys.path.insert(0, str(EXAMPLES))
-    digits: Any = __import__("digits")
-    options = digits.parsed(["--dtype", "float64", "--no-report"])
-    learned, (x, labels), buckets = digits.prepared(options)
-    losses, right = [], []
-    for step, loss in digits.train(options, buckets, *learned):
-        losses.append(loss)
-        if step % 10 == 0:
-            with buckets.forward():
-                read = digits.forward(buckets.parameters, x)[-1].argmax(axis=1)
-            right.append((step, 100 * np.mean(read == labels)))
-    if buckets.mesh.rank == 0:
-        np.savez(path, losses=losses, right=right)
-
-
-def draw_training(path: Path, runs: dict[int, Any]) -> None:
-    """Draw losses on 1 to 4 ranks, and the percentages of digits that are read right."""
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    draw_curves(left, {f"dp {ranks}": (np.arange(1, 1 + len(x["losses"])), x["losses"]) for ranks, x in runs.items()})
-    draw_curves(right, {f"dp {ranks}": x["right"].T for ranks, x in runs.items()})
-    left.set(
-        xlabel="step", ylabel="loss", yscale="log", title=f"relative difference at most {most_different(left):.0e}"
-    )
-    right.set(xlabel="step", ylabel="% read right", title="297 digits that were held out", ylim=(0, 100))
-    right.legend(loc="lower right", handlelength=4)
-    figure.savefig(path, dpi=100)
-
-
 def draw_layouts(path: Path, folder: Path) -> None:
     """Train gpt/train.py in six layouts, and draw its losses and the norms of its gradients."""
     runs = {}
@@ -215,17 +183,10 @@ def main() -> None:
             store(Path(folder) / f"{name}.png", name)
             print(name, outputs[name], sep="\n")
         outputs |= outputs_with_torch(folder)
-        curves = {ranks: Path(folder) / f"{ranks}.npz" for ranks in range(1, 5)}
-        for ranks, path in curves.items():
-            words = ["mpirun", "-n", str(ranks), "python", "-m", "pdgemm", __file__, str(path)]
-            subprocess.run(words, cwd=folder, check=True)
-        picture = Path(folder) / "training_curves.png"
-        draw_training(picture, {ranks: np.load(path) for ranks, path in curves.items()})
-        store(picture, picture.stem)
         draw_layouts(picture := Path(folder) / "gpt_curves.png", Path(folder))
         store(picture, picture.stem)
     (EXAMPLES / "README.md").write_text(page(outputs))
 
 
 if __name__ == "__main__":
-    train(sys.argv[1]) if len(sys.argv) > 1 else main()
+    main()

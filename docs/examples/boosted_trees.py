@@ -52,13 +52,13 @@ def bin_ends(mesh, X, number):
     which each counts the rows that are not greater: one all-reduce.
     """
     columns = [np.sort(in_order((x[~np.isnan(x)] + 0.0).view(np.int64))) for x in X.T]  # -0.0 + 0.0 is 0.0
-    lengths = mesh.all_reduce(np.array([len(x) for x in columns]), kind="edges")
+    lengths = mesh.line("dp").sum(np.array([len(x) for x in columns]), "edges")
     wanted = -(-lengths[:, None] * np.arange(1, number + 1) // number)
     low, high = (np.full(wanted.shape, in_order(np.array(x).view(np.int64))) for x in (-np.inf, np.inf))
     for _ in range(64):
         middle = (low & high) + ((low ^ high) >> 1)
         counts = np.array([np.searchsorted(x, ends, "right") for x, ends in zip(columns, middle)])
-        enough = mesh.all_reduce(counts, kind="edges") >= wanted
+        enough = mesh.line("dp").sum(counts, "edges") >= wanted
         low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
     return in_order(high).view(float)
 
@@ -76,7 +76,7 @@ def fixed_point(mesh, gradients, rows, bits):
     """
     own = np.zeros((mesh.shape.dp, 2))
     own[mesh.index("dp")] = np.abs(gradients).max(axis=1, initial=0)
-    bounds = mesh.sum(own)[0].max(axis=0)  # numbers and zeros: without rounding
+    bounds = mesh.line("dp").sum(own, "decisions").max(axis=0)  # numbers and zeros: without rounding
     if not (rows * bounds < 2.0**500).all():  # gains have squares of sums
         raise ArgumentError(f"sums of rows must be finite, and less than 2^500: g is up to {bounds[0]}, h {bounds[1]}")
     if rows << bits > LARGEST:
@@ -96,7 +96,7 @@ def histograms(mesh, slot, number, bins, fixed, width):
     place = np.ravel_multi_index((slot[rows, None], 0, np.arange(bins.shape[1]), bins[rows]), own.shape).ravel()
     for at, x in enumerate(fixed):
         np.add.at(own.reshape(-1), place + at * own[0, 0].size, np.repeat(x[rows], bins.shape[1]))
-    return mesh.all_reduce(own, kind="histograms")
+    return mesh.line("dp").sum(own, "histograms")
 
 
 def words(mesh, numbers):
@@ -192,7 +192,7 @@ def fit(mesh, X, y, options):
     ends = bin_ends(mesh, X, options.bins)
     bins = np.array([np.searchsorted(*column) for column in zip(ends, X.T)]).T  # NaN comes after all numbers
     fixed, unit = fixed_point(mesh, loss(np.zeros(len(y)), y), rows, options.bits)
-    g, h = mesh.all_reduce(fixed.sum(axis=1)) * unit
+    g, h = mesh.line("dp").sum(fixed.sum(axis=1), "sums") * unit
     first = -g / h  # one step of Newton's method
     score = np.full(len(y), first)
     for _ in range(options.trees):

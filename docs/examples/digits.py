@@ -1,142 +1,90 @@
-"""Handwritten digits, learned on several ranks: a perceptron, its gradients by hand, and what moves in a step.
+"""Handwritten digits, learned on several ranks without torch: a perceptron by hand, and what moves in a step.
 
-Each rank works on its share of a batch.  `Buckets` sums the gradients while the backward pass goes on,
-`ShardedOptimizer` updates each rank's part of the parameters, and `TrainingState` goes on where a job has ended, on any
-number of ranks.  The loss is a sum that is divided once, by the samples of all ranks: so any number of ranks computes
-what one would.
+Each rank works on its share of a batch.  All gradients are in one array, in the order of the backward pass, and each
+layer is a bucket: its sum over the ranks goes on while the gradients of the next layer are computed.  Losses are
+divided by the samples of all ranks: so any number of ranks has the losses of one.
 """
 
 import argparse
-import sys
 
 import numpy as np
 from scipy.special import log_softmax
 from sklearn.datasets import load_digits
 
-from pdgemm import PdgemmError, parallel
+from pdgemm import parallel
 
-SIZES = {"1": (64, 128), "2": (128, 128), "3": (128, 10)}
-
-
-def initial(seed=0):
-    """Return weights and biases by name, in the order of the forward pass."""
-    rng, parameters = np.random.default_rng(seed), {}
-    for layer, (m, n) in SIZES.items():
-        parameters["w" + layer] = (rng.standard_normal((m, n)) * np.sqrt(2 / m)).astype("f")
-        parameters["b" + layer] = np.zeros(n, "f")
-    return parameters
+SIZES = ((128, 10), (128, 128), (64, 128))  # inputs and outputs of each layer, the last one first
+ENDS = np.cumsum([0, *((m + 1) * n for m, n in SIZES)])
 
 
-def forward(p, x):
-    """Return the inputs of all layers, and the logits.  Products of 16-bit parameters are those of float32."""
+def layers(flat):
+    """Return the matrices of a flat array, the last one first: the weights of a layer, and a row of biases."""
+    return [flat[start:stop].reshape(-1, n) for start, stop, (_, n) in zip(ENDS, ENDS[1:], SIZES)]
+
+
+def forward(parameters, x):
+    """Return the inputs of all layers, and the logits."""
     values = [x]
-    for layer in SIZES:
-        y = values[-1] @ p["w" + layer].astype(x.dtype) + p["b" + layer].astype(x.dtype)
-        values.append(np.maximum(y, 0) if layer < "3" else y)
+    for layer, w in enumerate(reversed(layers(parameters))):
+        y = values[-1] @ w[:-1] + w[-1]
+        values.append(np.maximum(y, 0) if layer < 2 else y)
     return values
 
 
-def backward(buckets, values, labels, factor):
-    """Add the gradients of `factor` times the sum of the losses, and return this sum."""
+def backward(line, parameters, gradients, values, labels, samples):
+    """Compute the gradients of the losses over `samples`, start their sums over a line, and return the mean loss."""
     *inputs, logits = values
-    logarithms, own = log_softmax(logits, axis=1), (np.arange(len(labels)), labels)
-    dy = np.exp(logarithms)
-    dy[own] -= 1
-    dy *= factor
-    for layer, x in zip("321", inputs[::-1]):
-        for name, gradient in ("b" + layer, dy.sum(axis=0)), ("w" + layer, x.T @ dy):
-            buckets.gradients[name] += gradient
-            buckets.ready(name)
-        if layer > "1":
-            dy = (dy @ buckets.parameters["w" + layer].astype(x.dtype).T) * (x > 0)
-    return -logarithms[own].sum(dtype=float)
+    logarithms, right = log_softmax(logits, axis=1), np.eye(10)[labels]
+    dy = (np.exp(logarithms) - right) / samples
+    for tag, (w, dw, x) in enumerate(zip(layers(parameters), layers(gradients), inputs[::-1]), 1):
+        dw[:-1], dw[-1] = x.T @ dy, dy.sum(axis=0)
+        line.mesh.transfers.expect([line.start_sum(dw.reshape(-1), "gradients", tag)])
+        dy = (dy @ w[:-1].T) * (x > 0)
+        line.mesh.transfers.poll()  # sums go on
+    return -(logarithms * right).sum() / samples
 
 
-def train(options, buckets, x, labels):
-    """Yield the number and the loss of each step of this job.  Collective."""
-    mesh, batch, parts, last = buckets.mesh, options.batch, options.microbatches, options.steps
-    scale = parallel.LossScale() if options.dtype == "float16" else None
-    optimizer, steps, first = parallel.ShardedOptimizer(buckets, parallel.AdamW(), scale=scale), range(last), 0
-    if options.state:
-        run = {"batch": batch, "steps": last}
-        state = parallel.TrainingState(options.state, optimizer, every=50, attrs=run)
-        steps, first = state.steps(last), state.step
-    shares = parallel.Sampler(len(x), batch).shares(mesh, range(first, last), parts)
-    with parallel.Prefetch(mesh, (x, labels), shares) as batches:
-        times = parallel.StepTimes(optimizer, batches)
-        for step, samples in zip(steps, batches):
-            loss, factor = 0.0, (optimizer.scale.scale if scale else 1) / samples.divisor
-            with times.step(batch):
-                for some, digits in samples.arrays:
-                    with buckets.forward():
-                        values = forward(buckets.parameters, some)
-                    with buckets.backward():
-                        loss += backward(buckets, values, digits, factor)
-                optimizer.step(parallel.warmup_cosine(step, 3e-3, min(20, last), last), clip=1.0)
-            yield step + 1, mesh.sum(loss)[0] / samples.divisor
-    report = times.report()
-    if options.report and mesh.rank == 0:
-        print(report)
+def train(mesh, x, labels, steps, batch=60, rate=3e-3):
+    """Return the parameters after some steps of Adam, and the losses, the same on all ranks.  Collective."""
+    rng, line, losses, sampler = np.random.default_rng(0), mesh.line("dp"), [], parallel.Sampler(len(x), batch)
+    parameters, gradients, m, v = np.zeros((4, ENDS[-1]))
+    for w in reversed(layers(parameters)):
+        w[:-1] = rng.standard_normal(w[:-1].shape) * np.sqrt(2 / len(w[:-1]))
+    for step in range(steps):
+        own = np.array_split(sampler.rows(step), line.size)[line.rank]
+        losses += mesh.sum(backward(line, parameters, gradients, forward(parameters, x[own]), labels[own], batch))
+        mesh.transfers.complete()
+        m, v = 0.9 * m + 0.1 * gradients, 0.999 * v + 0.001 * gradients**2
+        parameters -= rate * m / (1 - 0.9 ** (step + 1)) / (np.sqrt(v / (1 - 0.999 ** (step + 1))) + 1e-8)
+    return parameters, losses
 
 
-def prepared(options):
-    """Return images and labels, of which 1500 are learned and the others held out, and a network's parameters."""
-    x, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(1).permutation(len(x))
-    x, labels = (x[order] / 16).astype("d" if options.dtype == "float64" else "f"), labels[order]
-    how = {"stage": options.zero, "microbatches": options.microbatches, "same_bits": options.same_bits}
-    buckets = parallel.Buckets(parallel.Mesh(dp=-1), initial(), dtype=options.dtype, **how)
-    return (x[:1500], labels[:1500]), (x[1500:], labels[1500:]), buckets
-
-
-def main(*words):
-    options = parsed(words)
-    learned, (x, labels), buckets = prepared(options)
-    losses = dict(train(options, buckets, *learned))
-    with buckets.forward():
-        read = forward(buckets.parameters, x)[-1].argmax(axis=1)
-    if buckets.mesh.rank == 0:
-        for step in filter(losses.get, range(100, options.steps + 1, 100)):
-            print(f"step {step}: loss {losses[step]:.3f}")
-        print(f"{np.mean(read == labels):.0%} of {len(x)} digits that were held out are read right")
-        words = buckets.layout.step(0)["gradients"].words_received
-        print(f"{words} words of gradients come in for rank 0 in a step")
-        if options.picture:
-            draw(options.picture, losses, x, labels, read)
-
-
-def draw(path, losses, x, labels, read):
-    """Draw the losses, and some digits that are read wrongly."""
-    from matplotlib.figure import Figure  # which takes a second to load: on this rank alone
-
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.subplot_mosaic("LLabc;LLdef", width_ratios=(2, 2, 1, 1, 1))
-    axes["L"].semilogy(losses.keys(), losses.values())
-    axes["L"].set(xlabel="step", ylabel="loss", title="handwritten digits")
-    for name, at in zip("abcdef", np.flatnonzero(read != labels)):
-        axes[name].imshow(x[at].reshape(8, 8).astype("f"), cmap="gray_r", interpolation="nearest")
-        axes[name].set_title(f"{labels[at]} as {read[at]}", fontsize="small")
-    for name in "abcdef":
-        axes[name].set_axis_off()
-    figure.savefig(path, dpi=100)
-
-
-def parsed(words):
+def main(*arguments):
     add = (parser := argparse.ArgumentParser(description=__doc__.partition("\n")[0])).add_argument
     add("--steps", type=int, default=300)
-    add("--batch", type=int, default=60, help="samples of a step, on all ranks together")
-    add("--microbatches", type=int, default=1, help="of each rank, added before they are reduced")
-    add("--zero", type=int, default=0, help="what ranks divide: 1 state, 2 gradients, 3 parameters")
-    add("--dtype", default="float32", help="of parameters: float16, bfloat16, float32, float64")
-    add("--same-bits", action="store_true", help="as on 1, 2, 4, ... ranks")
-    add("--state", help="a file from which to go on")
-    add("--picture", help="a file for the losses, and the digits that were read wrongly")
-    add("--no-report", dest="report", action="store_false", help="print no step report")
-    return parser.parse_args(words)
+    add("--picture", help="a file for the losses, and six digits that are read wrongly")
+    options, mesh = parser.parse_args(arguments or None), parallel.Mesh(dp=-1)
+    x, labels = load_digits(return_X_y=True)
+    learned, others = np.split(np.random.default_rng(1).permutation(len(x)), [1500])
+    parameters, losses = train(mesh, x[learned] / 16, labels[learned], options.steps)
+    read = forward(parameters, x[others] / 16)[-1].argmax(axis=1)
+    if mesh.rank == 0:
+        print(*(f"step {step}: loss {losses[step - 1]:.3f}" for step in range(100, options.steps + 1, 100)), sep="\n")
+        print(f"{np.mean(read == labels[others]):.0%} of {len(read)} digits that were held out are read right")
+        moved, p = mesh.traffic["gradients"].words_received, mesh.length("dp")
+        words = sum((p - 2) * -(-n // p) + n for n in np.diff(ENDS))  # 2 (p - 1)/p of each bucket, if p divides it
+        print(f"{moved} words of gradients came in for rank 0, {options.steps * words} by formula")
+        if options.picture:
+            from matplotlib.figure import Figure  # which takes a second to load: on this rank only
+
+            left, right = (figure := Figure(figsize=(7, 3), layout="constrained")).subplots(1, 2)
+            left.semilogy(losses)
+            left.set(xlabel="step", ylabel="loss", title="handwritten digits")
+            wrong = np.flatnonzero(read != labels[others])[:6]
+            right.imshow(np.hstack(x[others[wrong]].reshape(-1, 8, 8)), cmap="gray_r")
+            right.set(xticks=[], yticks=[], title=f"read as {', '.join(map(str, read[wrong]))}")
+            figure.savefig(options.picture, dpi=100)
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except PdgemmError as bad:  # raised on all ranks: one line, and exit code 2
-        sys.exit(bad)
+    main()

@@ -6,28 +6,25 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import ArgumentError, DTypeError, GridError, MeshError
+from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.local.arrays.arguments import as_whole
-from pdgemm.parallel.dropped_messages import drop_messages, last_tag
-from pdgemm.parallel.line_checks import AFTER_FAILURES, CALL, LineChecks
+from pdgemm.local.arrays.folds import Parts
 from pdgemm.schedules.collectives.collective import Collective, sum_of_array, sum_of_numbers
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
-from pdgemm.support.agreement import agree, check_not_freed, together
+from pdgemm.support.agreement import together
 from pdgemm.support.memory_left import keep_freed_memory
-from pdgemm.support.text import counted
-from pdgemm.transport.collectives import prepared_collective
+from pdgemm.transport.collectives import CollectiveRun, Join, prepared_collective
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
-
-_SUMS = 0  # the message tag of sums
 
 
 class Mesh:
@@ -42,15 +39,11 @@ class Mesh:
     dp, cp, tp, pp, ep : the sizes, see `MeshShape`; one of dp, cp, tp and pp may be -1: as many ranks as there are.
 
     shape   : the `MeshShape`; `str(mesh.shape)` draws it.
-    traffic : words and messages of this rank so far, by kind: "gradients", "parameters", "decisions" ...
-    transfers : the collectives in progress.  A collective has several steps, so a rank that waits for one lets all
-        others go on, for which other ranks may wait.
-    workspaces : plans and buffers that layers share.
+    traffic : words and messages of this rank so far, by kind: "gradients", "parameters", "tensor", "pipeline" ...
+    transfers : the collectives in progress.  A rank that waits for one tests all others, too.
 
-    The process keeps the memory that a step frees, for the next one: `pdgemm.support.memory_left.keep_freed_memory`.
-
-    Raises MeshError on all ranks, before any rank communicates further, where the sizes do not multiply to the ranks or
-    differ between ranks.
+    The process keeps the memory that a step frees for the next step: `pdgemm.support.memory_left.keep_freed_memory`.
+    Raises MeshError on all ranks where the sizes do not multiply to the number of ranks or differ between ranks.
     """
 
     def __init__(
@@ -60,18 +53,14 @@ class Mesh:
         with together(base) as arguments:
             shape = _shape(base.size, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, ep)
             arguments += ["Mesh", shape.sizes, shape.ep]
-        keep_freed_memory()  # of a step, which the next one takes again
+        keep_freed_memory()
         self.grid = ProcessGrid(base, shape=(1, base.size))
         self.shape = replace(shape, nodes=self.grid.nodes)
         self.traffic: dict[str, Traffic] = defaultdict(Traffic)
         self.recorder = Recorder()
-        self._lines, self._checks = dict[tuple[str, ...], ProcessGrid](), dict[int, LineChecks]()
-        self.transfers = Transfers(self.recorder, True, lambda: whole.look())
-        whole = self._checked(self.grid, failures.tracked(MPI.Intracomm(self.grid.comm.Dup())))
-        self._tags = 1 + CALL  # of all messages but those of pipelines, from below
-        self._step = 0  # tags of a step of the largest pipeline, from above
-        self.workspaces: dict[Any, Any] = {}
-        self._summed = set[Any]()  # the shapes and types of `all_reduce` on which the ranks have agreed
+        self.transfers = Transfers(self.recorder, between_nodes=True)
+        self._lines = dict[tuple[str, ...], Line]()
+        self.is_counting = False  # whether exchanges are counted and not carried out
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -90,180 +79,45 @@ class Mesh:
         """Return the number of ranks of this rank's line along an axis."""
         return self.shape.length(axis, self.rank)
 
-    def line(self, axis: str) -> ProcessGrid:
-        """Return this rank's line along an axis as a 1 x d grid, whose rank is `index(axis)`.
+    def line(self, axis: str, purpose: str = "") -> Line:
+        """Return this rank's line along an axis.  Collective over the line when it is called for the first time.
 
-        Collective over the line when it is called for an axis for the first time: other lines need not take part.
-        Layers, buckets and optimizers call it when they are made; a rank in a first call looks for no errors of others.
+        purpose : lines of different purposes have communicators of their own, whose messages cannot match.
         """
-        if (axes := self.shape.axes(axis)) not in self._lines:
-            if (ranks := self.shape.line(axis, self.rank)) == (*range(self.shape.size),):
-                self._lines[axes] = self.grid
-                return self.grid
-            whole, members = self.checks(self.grid), self.comm.group.Incl(ranks)
-            part = failures.tracked(MPI.Intracomm(self.comm.Create_group(members)))
+        key = (*self.shape.axes(axis), purpose)
+        if key not in self._lines:
+            members = self.comm.group.Incl(self.shape.line(axis, self.rank))
+            comm = failures.tracked(MPI.Intracomm(self.comm.Create_group(members)))
             members.Free()
-            self._lines[axes] = ProcessGrid(part, shape=(1, part.size))
-            self._checked(self._lines[axes], part, whole)
-        return self._lines[axes]
+            self._lines[key] = Line(self, comm)
+        return self._lines[key]
 
-    def _checked(self, line: ProcessGrid, messages: MPI.Intracomm, whole: LineChecks | None = None) -> LineChecks:
-        """Return the checks of a new line.  Local."""
-        self._checks[line.comm.handle] = checks = LineChecks(line.comm, messages, self.transfers, whole)
-        return checks
-
-    def sum(self, *numbers: Any, axis: str = "dp", kind: str = "decisions") -> list[Any]:
-        """Return the float64 sums of numbers and arrays over this rank's line.  Collective over it; one all-reduce.
-
-        numbers : each a number, or an array of the same shape on all ranks; together they are small.
-        axis    : of the line, or several joined by "+".   kind : of `traffic`, as which their words count.
-
-        The result is the same to the bit on all ranks: decisions that all take depend on such numbers alone.  For large
-        arrays there is `all_reduce`.  The ranks agree on shapes when they are new; what is no number on one rank, and
-        shapes that differ then, raise an exception on all ranks of the line.
-        """
+    def sum(self, *numbers: float, axis: str = "pp+dp+cp+tp") -> list[float]:
+        """Return the sums of numbers over this rank's line, the same bits on all ranks.  Collective; one all-reduce."""
+        x = np.array(numbers, np.float64)
         line = self.line(axis)
-        with self.checks(line).checked(self._summed, compare=False) as arguments:
-            values = [np.asarray(x, np.float64) for x in numbers]
-            x = np.concatenate([np.zeros(0), *(value.ravel() for value in values)])
-            arguments += ["Mesh.sum", axis, *(value.shape for value in values)]
-        self._carried_out(sum_of_numbers(x.size, line.size), x, line, kind)
-        ends = np.cumsum([value.size for value in values])
-        sums = [x[end - value.size : end].reshape(value.shape) for value, end in zip(values, ends)]
-        return [total if total.ndim else float(total) for total in sums]
-
-    def all_reduce(self, x: np.ndarray, *, axis: str = "dp", kind: str = "sums") -> np.ndarray:
-        """Return the sum of large arrays over this rank's line, in their own type.  Collective over it.
-
-        x    : array of integers, real or complex numbers of NumPy, of the same shape and type on all ranks of the line.
-        axis : of the line, or several joined by "+".   kind : of `traffic`, as which its words count.
-
-        The result is the same to the bit on all ranks.  That of integers is exact modulo 2^bits, so it is also the same
-        however its addends are divided among ranks; whether it can overflow is for the caller to know.
-        Cost: of n words on d ranks 2 (d - 1)/d n come in for a rank, exactly (d - 2) w + n where it sums w of them,
-        in 2 (d - 1) messages (`sum_of_array`); the ranks agree on each new shape and type once, in four words, and
-        compare those that are known in a sum of one word.
-        Raises ArgumentError or DTypeError on all ranks of the line.
-        """
-        line = self.line(axis)
-        with self.checks(line).checked(self._summed) as arguments:
-            if not isinstance(x, np.ndarray):
-                raise ArgumentError(f"x of all_reduce is an array of NumPy, got {type(x).__name__} on rank {self.rank}")
-            if x.dtype.kind not in "iufc":
-                raise DTypeError(f"all_reduce sums integers and NumPy's floats, got {x.dtype} on rank {self.rank}")
-            arguments += ["all_reduce", axis, kind, x.shape, x.dtype]
-            total = x.copy(order="C")
-        self._carried_out(sum_of_array(x.size, line.size, x.dtype), total.reshape(-1), line, kind)
-        return total
-
-    def _carried_out(self, collective: Collective, x: np.ndarray, line: ProcessGrid, kind: str) -> None:
-        """Carry out a collective of a vector on a line; while this rank waits, all its other transfers go on."""
-        checks = self.checks(line)
-        start = prepared_collective(collective, checks.messages, x, checks.tag(_SUMS))
-        self.transfers.wait([start(self.traffic[kind])], checks.look)
-
-    def checks(self, line: ProcessGrid) -> LineChecks:
-        """Return the checks of a line of this mesh, and the communicator of its messages.  Local."""
-        check_not_freed(line.comm)
-        if self.transfers.interrupted:
-            raise GridError("messages of a step that was interrupted may be left: free the mesh, and make another one")
-        return self._checks[line.comm.handle]
-
-    def wait(self, group: list[Arrival], line: ProcessGrid) -> None:
-        """Wait for collectives of a line, or raise what another rank of the line has called this one to raise."""
-        self.transfers.wait(group, self.checks(line).look)
+        line.carry_out(sum_of_numbers(len(x), line.size), x, "decisions")
+        return [*map(float, x)]
 
     @contextmanager
-    def raised_together(self) -> Iterator[None]:
-        """Return a block whose exception on one rank is raised on all ranks.
+    def counting(self) -> Iterator[dict[str, Traffic]]:
+        """Return a block in which exchanges move nothing, and only count, by formula, what they would move.
 
-        ::
-
-            with mesh.raised_together():
-                ...                       # a step: passes, and optimizer.step
-
-        Without an exception it costs nothing.  The other ranks raise it where they next wait for messages of a layer, a
-        pipeline, of gradients or of a sum: so all of them come to such a place, as in a step they do.  What was on its
-        way is lost; after `Buckets.clear` on all ranks buckets, and layers and pipelines at once, can be used again.
-
-        KeyboardInterrupt is raised on its rank alone.  After one in a block, or in a wait, the mesh can only be freed:
-        to use it raises GridError, as messages that are left could be taken for those of the next step.
+        What a rank would receive has any values.  The result is the traffic of the block by kind.
         """
-        checks = self.checks(self.grid)
+        carried_out, self.traffic, self.is_counting = self.traffic, defaultdict(Traffic), True
         try:
-            with checks.raised_together():
-                yield
-        except KeyboardInterrupt:
-            self.transfers.interrupted = True
-            raise
-
-    def tags(self, number: int) -> range:
-        """Return message tags that no other collective in progress on a line of this mesh has.  Local.
-
-        All ranks of the mesh ask for the same numbers in the same order, and raise GridError together, see `step_tags`.
-        """
-        self._least_step_tag(self._tags + number, self._step)
-        self._tags += number
-        return range(self._tags - number, self._tags)
-
-    def step_tags(self, number: int) -> range:
-        """Return message tags of a step of a pipeline.  Local; the first time all ranks ask for the same number.
-
-        Steps and pipelines have the same tags, as a rank begins a step when it has received all messages of the one
-        before, and messages of one rank do not overtake one another.  After each failure they have others, as messages
-        may be left: by the number of failures, which is the same on all ranks, and not by that of the steps, which some
-        ranks have not begun.
-        Raises GridError on all ranks where MPI has no more tags.
-        """
-        step = max(self._step, number)
-        first, self._step = self._least_step_tag(self._tags, step), step
-        return range(first, first + number)
-
-    def _least_step_tag(self, dealt: int, step: int) -> int:
-        """Return the first of the tags of a step.  Raises GridError where those dealt out from below come to it."""
-        last, failures = last_tag(), self.checks(self.grid).failures
-        if (first := last - AFTER_FAILURES - step * (failures + 1)) < dealt:
-            raise GridError(
-                f"MPI's largest message tag is {last}, and a mesh needs {last + dealt - first}: {dealt} for buckets, "
-                f"{AFTER_FAILURES} for sums after failures, and {step} for a step of a pipeline, with as many after "
-                f"each of {counted(failures, 'failure')}: free the mesh, and make another one"
-            )
-        return first
+            yield self.traffic
+        finally:
+            self.traffic, self.is_counting = carried_out, False
 
     def free(self) -> None:
-        """Free the communicators.  Collective; a second call does nothing.
-
-        What is in progress is completed first.  After an exception that all ranks have raised together, or an interrupt
-        of all ranks, it is dropped, and so is what has been sent and not received.  To wait for something dropped
-        raises GridError.  Where another rank raises an exception meanwhile (`raised_together`), this rank raises it,
-        too, and nothing is freed.
-        """
-        checks = [*self._checks.values()]
-        if checks:
-            if not self._fails():
-                self.transfers.complete()
-            left = [*self.transfers.abandon(), *(request for x in checks for request in x.sent)]
-            drop_messages([x.messages for x in checks], left)
-            self._checks.clear()
+        """Free the communicators.  Collective; a second call does nothing."""
+        self.transfers.complete()
         for line in self._lines.values():
-            line.free()  # that of all ranks is the grid, and a second call does nothing
-        for x in checks:
-            failures.free_communicator(x.messages)
+            failures.free_communicator(line.comm)
         self._lines.clear()
-        self.workspaces.clear()
         self.grid.free()
-
-    def _fails(self) -> bool:
-        """Return whether a step has failed, or has ended before all ranks had begun the same transfers.  Collective."""
-        with (agreed := together(self.comm)):
-            agreed.flag = self.transfers.left or any(x.failures for x in self._checks.values())
-        if agreed.flag:
-            return True
-        lines = [self._lines[axes] for axes in sorted(self._lines)]  # in the same order on all ranks
-        grids = [*(line for line in lines if line is not self.grid), self.grid]
-        checks = [self._checks[line.comm.handle] for line in grids]
-        uneven = [agree(x.comm, flag=x.started) for x in checks] != [x.started for x in checks]
-        return bool(agree(self.comm, flag=uneven))
 
     def __enter__(self) -> Mesh:
         return self
@@ -276,17 +130,93 @@ class Mesh:
         return f"Mesh({self.shape.sizes})"
 
 
+class Line:
+    """The ranks that differ in their index along one axis of a mesh, and the collectives of flat arrays on them.
+
+    comm : the communicator of their messages.   rank, size : this rank's index along the axis, and their number.
+    """
+
+    def __init__(self, mesh: Mesh, comm: MPI.Intracomm) -> None:
+        self.mesh, self.comm, self.rank, self.size = mesh, comm, comm.rank, comm.size
+
+    def start(
+        self, collective: Collective, x: np.ndarray, kind: str, tag: int = 0, join: Join | None = None
+    ) -> Arrival:
+        """Start a collective of a flat array, and return the arrival to wait for; x must not be touched until then.
+
+        kind : under which `mesh.traffic` counts words.
+        tag  : differs from other collectives in progress on this line; 0 is that of the methods that wait.
+        """
+        if self.mesh.is_counting:
+            self.mesh.traffic[kind] += collective.traffic(self.rank)
+            return CollectiveRun(self.comm, iter(()))
+        return prepared_collective(collective, self.comm, x, tag, join=join)(self.mesh.traffic[kind])
+
+    def carry_out(self, collective: Collective, x: np.ndarray, kind: str, join: Join | None = None) -> None:
+        """Carry out a collective of a flat array, while all other transfers of the mesh go on."""
+        if self.size > 1 and collective.words:
+            self.mesh.transfers.wait([self.start(collective, x, kind, join=join)])
+
+    def gather(self, x: np.ndarray, counts: tuple[int, ...], kind: str) -> np.ndarray:
+        """Return the rows of all ranks, in the order of the line.   counts : the number of rows of each rank."""
+        whole = np.zeros((sum(counts), *x.shape[1:]), x.dtype)
+        first = sum(counts[: self.rank])
+        whole[first : first + len(x)] = x
+        self.carry_out(self.of_rows("all_gather", counts, whole), whole.reshape(-1), kind)
+        return whole
+
+    def reduce(self, x: np.ndarray, counts: tuple[int, ...], kind: str) -> np.ndarray:
+        """Return the sums over the line of this rank's rows of x; x is overwritten."""
+        self.carry_out(self.of_rows("reduce_scatter", counts, x), x.reshape(-1), kind)
+        first = sum(counts[: self.rank])
+        return x[first : first + counts[self.rank]]
+
+    def start_sum(self, x: np.ndarray, kind: str, tag: int) -> Arrival:
+        """Start the sum of a flat array over the line, which overwrites x; arguments as of `start`."""
+        return self.start(sum_of_array(x.size, self.size, x.dtype), x, kind, tag)
+
+    def sum(self, x: np.ndarray, kind: str, join: Join | None = None) -> np.ndarray:
+        """Return the sum over the line of a contiguous array, the same bits on all ranks; x is overwritten.
+
+        Sums of integers are exact modulo 2^bits.
+        Cost: of n words on p ranks, 2 (p - 1)/p n are received; where a rank adds w of them, (p - 2) w + n exactly.
+        """
+        if not x.flags.c_contiguous:
+            raise ArgumentError(f"a sum over ranks overwrites a contiguous array, got strides {x.strides}")
+        self.carry_out(sum_of_array(x.size, self.size, x.dtype), x.reshape(-1), kind, join)
+        return x
+
+    def largest(self, x: np.ndarray, kind: str) -> np.ndarray:
+        """Return the largest of the ranks' elements at each place of x; x is overwritten."""
+        return self.sum(x, kind, _larger)
+
+    def of_rows(self, operation: str, counts: tuple[int, ...], x: np.ndarray) -> Collective:
+        """Return the collective of the rows of x, of which each rank has `counts`."""
+        width = prod(x.shape[1:])
+        return collective_of(operation, tuple(rows * width for rows in counts), x.dtype)
+
+
+@lru_cache(4096)
+def collective_of(operation: str, counts: tuple[int, ...], dtype: np.dtype, algorithm: str = "pairwise") -> Collective:
+    """Return a collective on a vector that is cut into parts of `counts` words, one for each rank of a line."""
+    return Collective(operation, algorithm, tuple(range(len(counts))), counts, dtype)
+
+
+def _larger(x: Parts, y: Parts) -> Parts:
+    return tuple(map(np.maximum, x, y))
+
+
 def _shape(size: int, sizes: dict[str, Any], ep: Any) -> MeshShape:
     """Return the shape of a mesh of `size` ranks, in which one size may be -1.  Raises MeshError."""
     sizes = {axis: as_whole(n, axis, -1) for axis, n in sizes.items()}
     open_axes = [axis for axis, n in sizes.items() if n == -1]
     if len(open_axes) > 1:
-        raise MeshError(f"one axis of a mesh may be -1, got {' and '.join(open_axes)}")
-    others = prod(n for n in sizes.values() if n != -1)
-    if open_axes and others > 0:
-        sizes[open_axes[0]] = size // others
+        raise MeshError(f"only one size of a mesh may be -1, got {' and '.join(open_axes)}")
+    known = prod(n for n in sizes.values() if n != -1)
+    if open_axes and known > 0 and size % known == 0:
+        sizes[open_axes[0]] = size // known
     shape = MeshShape(**sizes, ep=as_whole(ep, "ep"))
     if shape.size != size:
-        product = " x ".join(f"{axis} {sizes[axis]}" for axis in reversed(AXES) if sizes[axis] > 1) or "1"
-        raise MeshError(f"{product} = {shape.size} on {size} ranks: the sizes of a mesh multiply to the ranks")
+        text = " x ".join(f"{axis} {sizes[axis]}" for axis in AXES if sizes[axis] != 1) or "1 rank"
+        raise MeshError(f"{text} is a mesh of {shape.size} ranks, but the communicator has {size}")
     return shape

@@ -11,12 +11,12 @@ from torch import nn
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.arguments import as_count, as_name
+from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support.agreement import together
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
-from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import divide_parameters
 from pdgemm.training.stages import Chain
 from pdgemm.training.training_run import Loss, Run, Weight

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from pdgemm.errors import ArgumentError
+from pdgemm.parallel.mesh import Line, Mesh
 from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division, ModulePlacement
-from pdgemm.training.mesh import Line, Mesh
 from pdgemm.training.stages import Chain
 from pdgemm.training.storage import Storage
 

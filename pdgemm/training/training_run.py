@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support import watchdog
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import write_line
 from pdgemm.training.layers.context import Context
-from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.storage import UpdatedPart

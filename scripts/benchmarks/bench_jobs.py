@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Whole jobs in turns: products from file to file, and training steps on ranks compared with threads of one process.
+"""Whole jobs in turns: products from file to file, and steps of a transformer in several layouts.
 
 \b
     . scripts/env.sh
     python scripts/benchmarks/bench_jobs.py files --sizes 8192 --with '--memory 100MiB' --with '--checkpoint 2s'
-    python scripts/benchmarks/bench_jobs.py threads --axis tp --width 512 --samples 2048
     python scripts/benchmarks/bench_jobs.py gpt --hidden 512 --sequence 256 --jax /path/to/python
 
 A job of training takes a step for each line of input, and sleeps while other jobs work.
@@ -57,11 +56,11 @@ with h5py.File(path, "w") as file:
 lap("write")
 print(json.dumps(spent))
 """
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt"
 PHASES = ("start", "read", "product", "write", "save")  # "start" includes all other time, such as the end
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "two threads": (1, 2, {}),
     "one thread": (1, 1, {}),
-    "one thread, recompute": (1, 1, {"recompute": "full"}),
     "dp 2": (2, 1, {"dp": 2}),
     "dp 2, zero 2": (2, 1, {"dp": 2, "zero": 2}),
     "tp 2": (2, 1, {"tp": 2}),
@@ -138,19 +137,6 @@ def in_phases(phases: dict[str, list[dict[str, float]]], _: Any) -> Iterator[str
 
 
 # ------------------------------------------------------------------ steps of training
-def threads(layers: int = 4, width: int = 1024, samples: int = 1024, axis: str = "dp") -> Iterator[Case]:
-    """A step on two ranks with one thread each, compared with one process with two threads.
-
-    With --axis dp the model is a perceptron; with tp it is a transformer's block, whose layers are divided among ranks.
-    """
-    words = ["serve-threads", *(f"--{x}={y}" for x, y in locals().items())]
-    with ExitStack() as stack:
-        sides = {"two threads": (1, 2), "two ranks": (2, 1)}
-        jobs = {name: stack.enter_context(job_of(words, *how)) for name, how in sides.items()}
-        works: dict[str, Work] = {name: partial(seconds_of_step, job) for name, job in jobs.items()}
-        yield Case(f"{layers} layers of {width}, {samples} samples, {axis}", works, own_clock=True)
-
-
 def gpt(
     layers: int = 4, hidden: int = 512, heads: int = 8, sequence: int = 256, batch: int = 8, jax: str = ""
 ) -> Iterator[Case]:
@@ -228,21 +214,13 @@ def serve(step: Work, comm: Any) -> Iterator[Case]:
     yield from ()
 
 
-def serve_threads(comm: Any, layers: int = 4, width: int = 1024, samples: int = 1024, axis: str = "dp") -> Any:
-    """Take steps on request, as one contender of `threads`."""
-    from bench_training import Block, Perceptron, mesh_of
-
-    mesh = mesh_of(**{axis: -1})
-    model = Perceptron(mesh, layers, width, samples // mesh.comm.size) if axis == "dp" else Block(mesh, width, samples)
-    return serve(model.step, mesh.comm)
-
-
 def serve_gpt(comm: Any, words: str = "") -> Iterator[Case]:
     """Take steps on request, as one contender of `gpt`."""
-    from bench_training import gpt_step
+    sys.path.insert(0, str(EXAMPLE))
+    import train  # type: ignore[import-not-found]
 
-    return serve(*gpt_step(words.split()))
+    return serve(partial(next, train.training([*words.split(), "--steps", "100000"], comm)), comm)
 
 
 if __name__ == "__main__":
-    main(files, threads, gpt, serve_threads, serve_gpt)
+    main(files, gpt, serve_gpt)

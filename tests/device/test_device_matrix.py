@@ -30,7 +30,6 @@ from pdgemm.devices import gpu_aware_mpi
 from pdgemm.errors import ArgumentError, DeviceError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.device import Reach
-from pdgemm.parallel import Buckets, Mesh
 from pdgemm.schedules.collectives.collective import Collective, even_parts
 from pdgemm.transport.collectives import carry_out
 
@@ -210,13 +209,6 @@ def test_bad_input_is_the_same_on_all_ranks(comm: Any) -> None:
             with pytest.raises(kind, match=text):
                 call()
         assert gemm_error(pdgemm(1, D, D).allgather(), 1, D.allgather(), D.allgather()) <= TOLERANCE
-
-
-def test_training_takes_arrays_of_the_host(comm: Any) -> None:
-    with fake_device() as device, Mesh(comm.Dup(), dp=-1) as mesh:
-        w = device.empty((3, 2), np.dtype("f"))
-        with pytest.raises(ArgumentError, match="parameter .w. is on a device, fake; training takes arrays of the"):
-            Buckets(mesh, {"w": w})
 
 
 class Liar(WatchedComm):

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from jobs import needs_mpiexec, python, run
+from jobs import needs_mpiexec, run
 from tiers import thorough
 
 pytestmark = thorough
@@ -28,7 +28,7 @@ def test_texts_and_pictures_are_those_of_the_examples() -> None:
     outputs = re.findall(r"^\$ [^\n]*examples/(\w+)\.py[^\n]*\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     assert gallery.page(dict(outputs)) == PAGE  # if not, run scripts/gallery.py
     pictures = {path.stem: path.stat().st_size for path in (EXAMPLES / "pictures").iterdir()}
-    assert pictures.keys() == {*gallery.COMMANDS, "gpt_curves", "scaling_study", "training_curves"}
+    assert pictures.keys() == {*gallery.COMMANDS, "gpt_curves", "scaling_study"}
     assert max(pictures.values()) <= 40_000
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (EXAMPLES / target).is_file(), target
@@ -44,16 +44,3 @@ def test_a_command_of_the_gallery(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"$ {line}\n{done.stdout}```" in PAGE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.h5", "pca.h5", "pca.png"]
-
-
-@needs_mpiexec
-def test_a_state_of_another_program_is_one_line_of_all_ranks(tmp_path: Path) -> None:
-    """All ranks fail with one message and exit code 2; the program itself prints nothing."""
-    pytest.importorskip("sklearn")
-    pytest.importorskip("matplotlib")
-    (tmp_path / "run.h5").write_text("no state")
-    words = python(4, "-m", "pdgemm", EXAMPLES / "digits.py", "--steps", "1", "--state", "run.h5")
-    done = run(words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[0] == "All 4 ranks failed: run.h5 is not an HDF5 file"
-    assert "File" not in done.stderr.partition("\n")[2]

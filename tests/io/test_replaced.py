@@ -16,7 +16,6 @@ from stored_files import by_rank_0, contents, edited, only_file, refused, unchan
 from pdgemm import DistMatrix, linalg
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.io import hdf5, npy, safetensors, scaled_files, source
-from pdgemm.parallel import Buckets, Initial, Mesh, export_parameters
 from pdgemm.tools import calibrate
 from pdgemm.tools.cli.commands import cli
 from pdgemm.tools.profiling.trace_file import trace
@@ -50,11 +49,6 @@ def traced(path: Path, grid: Any, **how: Any) -> None:
         pass
 
 
-def exported(path: Path, grid: Any, **how: Any) -> None:
-    mesh = Mesh(grid.comm, dp=grid.size)
-    export_parameters(path, Buckets(mesh, {"w": Initial((3, 4))}), **how)
-
-
 DOORS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Any, Any], Callable[..., object]]]] = {
     "hdf5.save": (hdf5_of_another, lambda path, eye, grid: partial(hdf5.save, path, "x", eye)),
     "hdf5.save of a vector": (hdf5_of_another, lambda path, eye, grid: partial(hdf5.save, path, "x", np.ones(3))),
@@ -64,7 +58,6 @@ DOORS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Any, Any], Callab
     "npy.save": (npy_of_another, lambda path, eye, grid: partial(npy.save, path, eye)),
     "npy.save over text": (text_of_another, lambda path, eye, grid: partial(npy.save, path, eye)),
     "safetensors": (tensors_of_another, lambda path, eye, grid: partial(safetensors.save_all, path, {"x": eye})),
-    "export": (tensors_of_another, lambda path, eye, grid: partial(exported, path, grid)),
     "trace": (text_of_another, lambda path, eye, grid: partial(traced, path, grid)),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import jobs
@@ -32,11 +33,6 @@ SAID = {
     "bench_matrices.py states --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "in a loop"],
     "bench_planning.py steps --repeats 1": ["a plan of new extents", "the first plan of a script"],
     "bench_torch.py modules --hidden 16 --length 8 --repeats 1": ["DistributedDataParallel", "dp", "tp", "one process"],
-    "bench_training.py collectives --sizes 4096 --repeats 1": ["reduce-scatter of 4096 bytes", "MPI of parts", "limit"],
-    "bench_training.py step --width 16 --samples 8 --repeats 1": ["stage 2", "of collectives hidden"],
-    "bench_training.py layers --width 16 --samples 32 --repeats 1": ["all-gather and X W", "of max(product, limit)"],
-    "bench_training.py tensors --number 3 --repeats 1": ["stage 3", "many over one without the additions"],
-    "bench_training.py pipelines --forward 0.001 --repeats 1": ["zero_bubble", "ms planned"],
 }
 
 
@@ -85,6 +81,9 @@ def test_jobs_beside_numpy(tmp_path: Path) -> None:
 
 @jobs.needs_mpiexec
 def test_steps_of_jobs() -> None:
-    words = ["threads", "--width", "16", "--samples", "8", "--repeats", "1"]
-    done = jobs.run(jobs.python(0, SCRIPTS / "bench_jobs.py", *words))
-    assert done.returncode == 0 and "two ranks" in done.stdout and "two threads" in done.stdout, done.stderr
+    """A contender of `gpt` takes a step for each line of its input, and prints seconds."""
+    pytest.importorskip("torch")
+    sizes = "--layers 2 --hidden 8 --heads 2 --sequence 8 --batch 4 --pp 2 --microbatches 2"
+    words = jobs.python(2, SCRIPTS / "bench_jobs.py", "serve-gpt", f"--words={sizes}")
+    done = jobs.run(["sh", "-c", f"echo step | {shlex.join(words)}"])
+    assert done.returncode == 0 and float(done.stdout) > 0, done.stderr

@@ -1,4 +1,4 @@
-"""Which positions of a sequence each rank along cp has, and the words of its keys and values, as a value."""
+"""Which positions of a sequence each rank along cp has, as a value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdgemm.schedules.training.mesh_shape import block_of
-from pdgemm.schedules.training.row_collectives import row_collective
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,3 @@ class ContextSchedule:
     def counts(self) -> tuple[int, ...]:
         """The number of positions of each rank."""
         return tuple(len(self.positions(rank)) for rank in self.line)
-
-    def words(self, rank: int, width: int) -> dict[str, int]:
-        """Return the words that a rank receives when `width` words of each position are gathered, and reduced."""
-        names = {"gather": "all_gather", "reduce": "reduce_scatter"}
-        moved = {
-            name: row_collective(operation, self.counts, width, np.dtype(np.float32), self.line)
-            for name, operation in names.items()
-        }
-        return {name: x.traffic(rank).words_received for name, x in moved.items()}

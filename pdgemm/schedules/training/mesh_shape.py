@@ -78,13 +78,6 @@ class MeshShape:
         lengths = {"pp": self.pp, COPIES: self.dp // self.ep, EXPERTS: self.ep, "cp": self.cp, "tp": self.tp}
         return RankMap(tuple(lengths.items()), tuple(range(self.size)))
 
-    def rank(self, *, dp: int = 0, cp: int = 0, tp: int = 0, pp: int = 0) -> int:
-        """Return the rank at these indices.  Raises MeshError where an index is outside of the mesh."""
-        index = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
-        if not all(0 <= at < getattr(self, axis) for axis, at in index.items()):
-            raise MeshError(f"{index} lies outside of the mesh {self.sizes}")
-        return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
-
     @remembered
     def axes(self, axis: str) -> tuple[str, ...]:
         """Return the axes of more than one rank that an axis joins, the fastest last, dp as `COPIES` and `EXPERTS`.

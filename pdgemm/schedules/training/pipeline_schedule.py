@@ -12,7 +12,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.arguments import as_count
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.training.pipeline_orders import Action, pipeline_kind
-from pdgemm.schedules.training.pipeline_timeline import Handover, PipelineStep, Timeline, TimelineCell, walked
+from pdgemm.schedules.training.pipeline_timeline import Handover, PipelineStep, Timeline, walked
 from pdgemm.support.remembered import remembered
 from pdgemm.support.text import counted
 
@@ -88,33 +88,22 @@ class PipelineSchedule:
         """Do actions of their own compute the gradients of weights?"""
         return any(action.kind == "W" for action in self.order(0))
 
-    def walk(self, seconds: Seconds | None = None, buffering: int | None = None) -> Timeline:
+    def walk(self, seconds: Seconds | None = None) -> Timeline:
         """Return when each stage does what, where each action begins as soon as it can; messages take no time.
 
         seconds : of each kind of action, {"F": 1, "B": 2}, or a function of (stage, action), for stages of unequal
             length.  Integers and fractions give exact times.  None: 1 and 2, or 1, 1 and 1 with "W".
-        buffering : messages that a stage sends another before it takes them; None: any number, 0: sends block.
         Raises ArgumentError where the stages wait for one another for ever.
         """
-        if seconds is None:
-            seconds = {"F": 1, "B": 1 if self.split else 2, "W": 1}
-        if not callable(seconds):
-            kinds = ("F", "B", "W") if self.split else ("F", "B")
-            if missing := [kind for kind in kinds if kind not in seconds]:
-                raise ArgumentError(f"seconds of {', '.join(kinds)} are needed, and {missing[0]!r} is missing")
-            table = dict(seconds)
-            return self._walk(lambda stage, action: table[action.kind], buffering)
-        return self._walk(seconds, buffering)
-
-    def _walk(self, seconds: Callable[[int, Action], Any], buffering: int | None) -> Timeline:
-        return self.timeline(walked([self.steps(stage) for stage in range(self.stages)], seconds, buffering))
-
-    def timeline(self, cells: Sequence[Sequence[TimelineCell]]) -> Timeline:
-        """Return the timeline of a walk, or of a run, from the actions of each stage and their times."""
+        table = {"F": 1, "B": 1 if self.split else 2, "W": 1} if seconds is None else seconds
+        if not callable(table) and (missing := [x for x in ("F", "B", "W")[: 2 + self.split] if x not in table]):
+            raise ArgumentError(f"seconds of each kind of action are needed, and {missing[0]!r} is missing")
+        of = table if callable(table) else lambda stage, action: table[action.kind]
+        cells = walked([self.steps(stage) for stage in range(self.stages)], of)
         chunks = f", {counted(self.chunks, 'chunk')} each" if self.chunks > 1 else ""
         microbatches = f"{self.microbatches} microbatch{'es' * (self.microbatches > 1)}"
         title = f"{self.name}: {counted(self.stages, 'stage')}{chunks}, {microbatches}"
-        return Timeline(title, tuple(map(tuple, cells)), tuple(map(self.in_flight, range(self.stages))))
+        return Timeline(title, cells, tuple(map(self.in_flight, range(self.stages))))
 
     def bubble(self) -> Fraction:
         """Return the time in which stages wait over the time in which they work, for stages of equal length."""

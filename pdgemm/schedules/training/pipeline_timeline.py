@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple
 
@@ -15,7 +13,6 @@ from pdgemm.errors import ArgumentError
 from pdgemm.schedules.training.pipeline_orders import Action, ActionKind
 
 COLUMNS = 150  # of a drawing
-LOOKAHEAD = 2  # the actions whose messages a stage receives already while it works, or sends
 _EXACT = 10_000  # the largest denominator of a fraction that is printed
 
 
@@ -174,119 +171,40 @@ def _legend(cells: list[TimelineCell], chunked: bool) -> list[str]:
 
 
 def walked(
-    steps: Sequence[Sequence[PipelineStep]], seconds: Callable[[int, Action], Any], buffering: int | None = None
+    steps: Sequence[Sequence[PipelineStep]], seconds: Callable[[int, Action], Any]
 ) -> tuple[tuple[TimelineCell, ...], ...]:
-    """Return the times of the steps of all stages, each of which begins as soon as it can.
+    """Return the times of the steps of all stages, each of which begins as soon as what it takes is there.
 
-    seconds   : a function of the stage and the action.
-    buffering : messages of a stage to another one that leave before it is ready for them; when there are more, a stage
-        waits until it can send.  None: any number.  0: sends block.  A stage receives the messages of its next
-        `LOOKAHEAD` actions also while it works or sends; with fewer, stages whose sends block could wait for ever.
+    seconds : a function of the stage and the action.
     Raises ArgumentError where the stages wait for one another for ever, and says for what, and for negative seconds.
     """
-    walk = _Walk(steps, seconds, buffering)
-    walk.run()
-    if not walk.now:
+    cells: list[list[TimelineCell]] = [[] for _ in steps]
+    arrived, complete = dict[Handover, Any](), set[tuple[int, Action]]()
+    before = -1
+    while before < (before := len(complete)):  # until no stage goes on
+        for stage, row in enumerate(steps):
+            for action, takes, gives in row[len(cells[stage]) :]:
+                first = (stage, action._replace(kind=_BEFORE[action.kind])) if action.kind in _BEFORE else None
+                if (takes and takes not in arrived) or (first and first not in complete):
+                    break
+                length = seconds(stage, action)
+                if not 0 <= length < inf:
+                    raise ArgumentError(f"{action.kind} of stage {stage} takes {length} seconds; expected 0 or more")
+                start = max(cells[stage][-1].end if cells[stage] else 0, arrived[takes] if takes else 0)
+                cells[stage].append(TimelineCell(action, start, start + length))
+                complete.add((stage, action))
+                if gives:
+                    arrived[gives] = start + length
+    if waits := [
+        _wait(stage, row[len(cells[stage])]) for stage, row in enumerate(steps) if len(cells[stage]) < len(row)
+    ]:
+        raise ArgumentError(f"the stages wait for one another for ever: {'; '.join(waits)}")
+    if not any(cell.end for row in cells for cell in row):
         raise ArgumentError("the actions of a pipeline take no time at all")
-    return tuple(map(tuple, walk.cells))
+    return tuple(map(tuple, cells))
 
 
-class _Walk:
-    """The state of a walk: how far each stage has come, and where messages are."""
-
-    def __init__(
-        self, steps: Sequence[Sequence[PipelineStep]], seconds: Callable[[int, Action], Any], buffering: int | None
-    ) -> None:
-        self.steps, self.seconds, self.buffering, stages = steps, seconds, buffering, len(steps)
-        self.cells: list[list[TimelineCell]] = [[] for _ in steps]
-        self.next = [0] * stages  # the step of each stage that is not complete
-        self.working = [False] * stages
-        self.leaving: list[Handover | None] = [None] * stages  # what a stage is about to send
-        self.expected, self.buffered, self.arrived = set[Handover](), set[Handover](), set[Handover]()
-        self.complete: list[set[Action]] = [set() for _ in steps]
-        self.channels = Counter[tuple[int, int]]()  # the messages that are buffered between two stages
-        self.events: list[tuple[Any, int]] = []
-        self.now: Any = 0
-
-    def run(self) -> None:
-        """Walk to the end."""
-        for stage in range(len(self.steps)):
-            self._expect(stage)
-        self._advance(range(len(self.steps)))
-        while self.events:
-            self.now, stage = heappop(self.events)
-            step = self.steps[stage][self.next[stage]]
-            self.working[stage], self.leaving[stage] = False, step.gives
-            self.complete[stage].add(step.action)
-            self.next[stage] += 1
-            self._expect(stage)
-            self._advance([stage, *self._neighbours(stage)])
-        if waits := [self._wait(stage) for stage in range(len(self.steps)) if self._unfinished(stage)]:
-            raise ArgumentError(f"the stages wait for one another for ever: {'; '.join(waits)}")
-
-    def _unfinished(self, stage: int) -> bool:
-        return self.next[stage] < len(self.steps[stage]) or self.leaving[stage] is not None
-
-    def _wait(self, stage: int) -> str:
-        """Say what a stage waits for."""
-        if (x := self.leaving[stage]) is not None:
-            return f"stage {stage} sends {x.kind} of microbatch {x.microbatch} to stage {x.target}"
-        step = self.steps[stage][self.next[stage]]
-        source = f" from stage {step.takes.source}" if step.takes else ""
-        return f"stage {stage} waits in {step.action.kind} of microbatch {step.action.microbatch}{source}"
-
-    def _neighbours(self, stage: int) -> list[int]:
-        return [(stage + 1) % len(self.steps), (stage - 1) % len(self.steps)]
-
-    def _advance(self, stages: Sequence[int]) -> None:
-        """Let stages go on, and those for which they send."""
-        todo = list(stages)
-        while todo:
-            if self._goes_on(stage := todo.pop()):
-                todo += self._neighbours(stage)
-
-    def _goes_on(self, stage: int) -> bool:
-        """Send what a stage is about to send, and begin its next step, if it can.   Returns whether it has sent."""
-        if self.working[stage]:
-            return False
-        sent = False
-        if (leaving := self.leaving[stage]) is not None:
-            if not self._leaves(leaving):
-                return False
-            self.leaving[stage], sent = None, True
-        if self.next[stage] == len(self.steps[stage]):
-            return sent
-        action, takes, _ = self.steps[stage][self.next[stage]]
-        before = _BEFORE.get(action.kind)
-        if (takes is None or takes in self.arrived) and (
-            before is None or action._replace(kind=before) in self.complete[stage]
-        ):
-            length = self.seconds(stage, action)
-            if not 0 <= length < inf:
-                raise ArgumentError(f"{action.kind} of stage {stage} takes {length} seconds; expected 0 or more")
-            end = self.now + length
-            self.cells[stage].append(TimelineCell(action, self.now, end))
-            self.working[stage] = True
-            heappush(self.events, (end, stage))
-        return sent
-
-    def _leaves(self, x: Handover) -> bool:
-        """Hand something over, or put it into a buffer; returns False where neither is possible yet."""
-        if not x.travels or x in self.expected:
-            self.arrived.add(x)
-        elif self.buffering is None or self.channels[x.source, x.target] < self.buffering:
-            self.channels[x.source, x.target] += 1
-            self.buffered.add(x)
-        else:
-            return False
-        return True
-
-    def _expect(self, stage: int) -> None:
-        """Begin to receive what the next steps of a stage take."""
-        for _, takes, _ in self.steps[stage][self.next[stage] : self.next[stage] + LOOKAHEAD]:
-            if takes is not None:
-                self.expected.add(takes)
-                if takes in self.buffered:
-                    self.buffered.remove(takes)
-                    self.channels[takes.source, takes.target] -= 1
-                    self.arrived.add(takes)
+def _wait(stage: int, step: PipelineStep) -> str:
+    """Return what a stage waits for, as text."""
+    source = f" from stage {step.takes.source}" if step.takes else ""
+    return f"stage {stage} waits in {step.action.kind} of microbatch {step.action.microbatch}{source}"

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from pdgemm.errors import ArgumentError
+from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.context_schedule import ContextSchedule
 from pdgemm.schedules.training.row_collectives import rows_by_rank
 from pdgemm.training.layers.exchanges import PARTIAL, REPLICATED, SHARDED, USED, Cut
-from pdgemm.training.mesh import Mesh
 
 SPLIT = "tensor", "context"  # the kinds of traffic along tp and cp
 

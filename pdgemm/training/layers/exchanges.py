@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from pdgemm.errors import ArgumentError, DeviceError
-from pdgemm.training.mesh import Line
+from pdgemm.parallel.mesh import Line
 
 State = Literal["sharded", "replicated", "partial"]
 

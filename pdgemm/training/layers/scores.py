@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from pdgemm.errors import ArgumentError
+from pdgemm.parallel.mesh import Line
 from pdgemm.schedules.training.mesh_shape import block_of
 from pdgemm.schedules.training.row_collectives import rows_by_rank
 from pdgemm.training.layers.exchanges import PARTIAL, REPLICATED, SHARDED, Cut, flat_array
-from pdgemm.training.mesh import Line
 
 if TYPE_CHECKING:
     from pdgemm.training.layers.context import Context

@@ -13,7 +13,6 @@ import pytest
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
-from pdgemm.schedules.training import pipeline_timeline
 from pdgemm.schedules.training.pipeline_orders import PIPELINES, Action, PipelineKind, register_pipeline
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule, layers_of
 
@@ -83,19 +82,6 @@ def test_every_action_is_done_once_after_what_it_needs() -> None:
             assert all(x.end <= y.start for x, y in pairwise(row))
 
 
-def test_no_stages_wait_for_one_another_for_ever() -> None:
-    """With sends that block, and with buffers for any number of messages; then blocking costs time alone."""
-    for s in schedules(5, 10, 3):
-        free = s.walk()
-        for buffering in (0, 1, 5):
-            timeline = s.walk(buffering=buffering)
-            assert timeline.seconds >= free.seconds
-            assert [[x.action for x in row] for row in timeline.cells] == [
-                [x.action for x in row] for row in free.cells
-            ]
-        assert timeline.seconds == free.seconds or s.microbatches > 5
-
-
 def test_orders_that_end_nowhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages and what they wait for are named."""
     F, B = (lambda i: Action("F", i)), (lambda i: Action("B", i))
@@ -112,14 +98,7 @@ def test_orders_that_end_nowhere_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ArgumentError, match=f"the stages wait for one another for ever: {message}"):
             schedule(*orders).walk()
     late = schedule([F(0), F(1), B(0), B(1)], [F(1), B(1), F(0), B(0)])
-    assert late.walk(buffering=1).seconds == late.walk().seconds == 12
-    with pytest.raises(ArgumentError, match="stage 0 sends F of microbatch 0 to stage 1; stage 1 waits"):
-        late.walk(buffering=0)
-    monkeypatch.setattr(pipeline_timeline, "LOOKAHEAD", 1)
-    blocked = PipelineSchedule("interleaved", 2, 4, 2)
-    with pytest.raises(ArgumentError, match="stage 0 sends B of microbatch 0 to stage 1; stage 1 sends B"):
-        blocked.walk(buffering=0)  # with receives for the next action alone
-    assert blocked.walk(buffering=1).bubble >= blocked.bubble() == Fraction(1, 8)
+    assert late.walk().seconds == 12
 
 
 def test_messages_are_sent_once_and_received_once() -> None:
@@ -235,7 +214,7 @@ def test_bad_arguments(arguments: tuple[str, int, int], message: str) -> None:
 
 
 def test_bad_seconds() -> None:
-    with pytest.raises(ArgumentError, match="seconds of F, B, W are needed, and 'W' is missing"):
+    with pytest.raises(ArgumentError, match="seconds of each kind of action are needed, and 'W' is missing"):
         PipelineSchedule("zero_bubble", 2, 2).walk({"F": 1, "B": 1})
     for bad in (-1, float("nan"), float("inf")):
         with pytest.raises(ArgumentError, match=f"B of stage 1 takes {bad} seconds; expected 0 or more"):
