@@ -10,12 +10,10 @@ ranks, for docs/training.md, and the losses of gpt/train.py in six layouts, for 
 from __future__ import annotations
 
 import ast
-import json
 import shlex
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +37,8 @@ COMMANDS = {  # in the order of the gallery; the last command of each runs the e
     "vibrating_plate": [ON_RANKS],
     "least_squares": [ON_RANKS],
     "digits": [f"{ON_RANKS} --dtype float64 --no-report --picture digits.png"],
-    "digits_conv": [f"{ON_RANKS} --local-statistics --picture digits_conv.png"],
     "boosted_trees": [f"{ON_RANKS} --missing 0.1 --picture boosted_trees.png"],
 }
-WITH_TORCH = {"torch_buckets": f"{ON_RANKS} --dtype float64 --compare"}  # without a picture
 LAYOUTS = {  # the ranks and the options of gpt/train.py
     "1 process": (1, "--microbatches 4"),
     "dp 4, ZeRO 3": (4, "--dp 4 --zero 3"),
@@ -51,7 +47,7 @@ LAYOUTS = {  # the ranks and the options of gpt/train.py
     "cp 2 x tp 2": (4, "--cp 2 --tp 2"),
     "dp 2 x tp 2 x pp 2": (8, "--dp 2 --tp 2 --pp 2 --microbatches 2 --recompute full"),
 }
-GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.002 --dtype float64 --show 100 --no-report"
+GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.002 --dtype float64 --show 100"
 BEGINNING = """\
 <!-- written by scripts/gallery.py -->
 # Examples
@@ -109,26 +105,7 @@ def page(outputs: dict[str, str]) -> str:
         *before, command = (x.format(name) for x in COMMANDS[name])
         first = "".join(f"```bash\n{x}\n```\n\n" for x in before)
         parts.append(f"## {name}.py\n\n{title}\n\n{rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
-    for name, command in WITH_TORCH.items():
-        title, rest = text_of(name)
-        shown = f"<!-- not run: it needs torch -->\n```console\n$ {command.format(name)}\n{outputs[name]}```\n"
-        first = f"[It]({name}.py) needs `pip install torch`; the test suite leaves it out where torch is not installed."
-        parts.append(f"## {name}.py\n\n{title}\n\n{first}\n\n{rest}\n\n{shown}")
     return "\n".join([*parts, END])
-
-
-def outputs_with_torch(folder: str) -> dict[str, str]:
-    """Return the outputs of the examples that need torch; if it is not installed, the outputs in the present page."""
-    outputs, page_now = {}, (EXAMPLES / "README.md").read_text()
-    for name, command in WITH_TORCH.items():
-        line = command.format(name)
-        if find_spec("torch") is None:
-            print(f"{name}: torch is not installed, so the output in the page is not changed")
-            outputs[name] = page_now.partition(f"$ {line}\n")[2].partition("```")[0]
-        else:
-            words = shlex.split(line.replace("docs/examples", str(EXAMPLES)))
-            outputs[name] = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return outputs
 
 
 def train(path: str) -> None:
@@ -166,10 +143,10 @@ def draw_layouts(path: Path, folder: Path) -> None:
     """Train gpt/train.py in six layouts, and draw its losses and the norms of its gradients."""
     runs = {}
     for name, (ranks, options) in LAYOUTS.items():
-        losses = folder / "losses.json"
+        losses = folder / "losses.txt"
         program = f"python -m pdgemm {EXAMPLES}/gpt/train.py {options} {GPT} --losses {losses}"
         subprocess.run(shlex.split(f"mpirun --oversubscribe -n {ranks} {program}"), cwd=folder, check=True)
-        runs[name] = np.array([*json.loads(losses.read_text()).values()]).T
+        runs[name] = np.loadtxt(losses)[:, 1:].T
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots(1, 2)
     for at, what in enumerate(("loss", "norm of the gradients")):
@@ -214,7 +191,6 @@ def main() -> None:
             outputs[name] = run.stdout
             store(Path(folder) / f"{name}.png", name)
             print(name, outputs[name], sep="\n")
-        outputs |= outputs_with_torch(folder)
         curves = {ranks: Path(folder) / f"{ranks}.npz" for ranks in range(1, 5)}
         for ranks, path in curves.items():
             words = ["mpirun", "-n", str(ranks), "python", "-m", "pdgemm", __file__, str(path)]
