@@ -45,9 +45,9 @@ LAYOUTS = {  # the ranks and the options of gpt/train.py
     "tp 4": (4, "--tp 4"),
     "pp 4, zero bubble": (4, "--pp 4 --microbatches 4 --schedule zero_bubble"),
     "cp 2 x tp 2": (4, "--cp 2 --tp 2"),
-    "dp 2 x tp 2 x pp 2": (8, "--dp 2 --tp 2 --pp 2 --microbatches 2 --recompute full"),
+    "dp 2 x tp 2 x pp 2": (8, "--dp 2 --tp 2 --pp 2 --microbatches 2 --recompute blocks"),
 }
-GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.002 --dtype float64 --show 100"
+GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.002 --dtype float64"
 BEGINNING = """\
 <!-- written by scripts/gallery.py -->
 # Examples
@@ -125,6 +125,15 @@ def train(path: str) -> None:
         np.savez(path, losses=losses, right=right)
 
 
+def train_gpt(path: str, *words: str) -> None:
+    """Run gpt/train.py, and save the loss and the norm of the gradients of each step."""
+    sys.path.insert(0, str(EXAMPLES / "gpt"))
+    gpt: Any = __import__("train")
+    reports = [(run.report.loss, run.report.norm, run.mesh.rank) for run in gpt.training(words)]
+    if reports[0][2] == 0:
+        np.savetxt(path, np.array(reports)[:, :2])
+
+
 def draw_training(path: Path, runs: dict[int, Any]) -> None:
     """Draw losses on 1 to 4 ranks, and the percentages of digits that are read right."""
     figure = Figure(figsize=(8, 3.5), layout="constrained")
@@ -144,9 +153,9 @@ def draw_layouts(path: Path, folder: Path) -> None:
     runs = {}
     for name, (ranks, options) in LAYOUTS.items():
         losses = folder / "losses.txt"
-        program = f"python -m pdgemm {EXAMPLES}/gpt/train.py {options} {GPT} --losses {losses}"
+        program = f"python -m pdgemm {__file__} {losses} {options} {GPT}"
         subprocess.run(shlex.split(f"mpirun --oversubscribe -n {ranks} {program}"), cwd=folder, check=True)
-        runs[name] = np.loadtxt(losses)[:, 1:].T
+        runs[name] = np.loadtxt(losses).T
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots(1, 2)
     for at, what in enumerate(("loss", "norm of the gradients")):
@@ -204,4 +213,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    train(sys.argv[1]) if len(sys.argv) > 1 else main()
+    if len(sys.argv) > 2:
+        train_gpt(*sys.argv[1:])
+    else:
+        train(sys.argv[1]) if len(sys.argv) > 1 else main()

@@ -11,7 +11,6 @@ import math
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -47,20 +46,22 @@ def begun(options, comm=None):
 
 
 def steps(options, run, optimizer):
-    """Yield the number and the loss of each step.  Collective."""
+    """Yield the number of each step, after it, and the batch of this replica.  Collective."""
     text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
     samples = np.lib.stride_tricks.sliding_window_view(text, options.sequence + 1)  # of one byte more, for labels
     sampler, first, last = Sampler(len(samples), options.batch, options.seed), 0, options.steps
     if options.state and options.state.exists():
-        first = run.load(options.state, sampler=sampler)
-    for step, rows in enumerate(sampler.shares(run.mesh, range(first, last), options.microbatches), first + 1):
-        own = torch.from_numpy(samples[np.concatenate(rows)].astype(np.int64))
+        run.load(options.state, sampler=sampler)
+        first = run.steps
+    for step in range(first, last):
+        rows = np.array_split(sampler.rows(step), run.mesh.length("dp"))[run.mesh.index("dp")]
+        own = torch.from_numpy(samples[rows].astype(np.int64))
         for group in optimizer.param_groups:  # the rate grows for a tenth of the steps, and then falls by a cosine
-            group["lr"] = options.rate * min(10 * step / last, (1 + math.cos(math.pi * step / last)) / 2)
-        loss = run.step(own[:, :-1], own[:, 1:], clip=1.0)
-        if options.state and (step % options.every == 0 or step == last):
+            group["lr"] = options.rate * min(10 * (step + 1) / last, (1 + math.cos(math.pi * step / last)) / 2)
+        run.step(*(batch := (own[:, :-1], own[:, 1:])), clip=1.0)
+        if options.state and ((step + 1) % options.every == 0 or step + 1 == last):
             run.save(options.state, sampler=sampler)
-        yield step, loss
+        yield step + 1, batch
 
 
 def training(words, comm=None):
@@ -69,6 +70,16 @@ def training(words, comm=None):
     run, optimizer = begun(options, comm)
     for _ in steps(options, run, optimizer):
         yield run
+
+
+def report(options, run, batch):
+    """Return lines with the seconds of the last step, and with its words beside those of formulas.  Collective."""
+    last, tokens = run.report, options.batch * options.sequence
+    lines = [f"{tokens / last.seconds:,.0f} tokens/s; a step takes {last.seconds:.3f} s, waiting {last.waited:.3f} s"]
+    for kind, expected in run.expected(*batch).items():
+        numbers = run.mesh.sum(last.traffic[kind].words_received, expected.words_received)
+        lines.append("{}: {:,.0f} words received by all ranks, {:,.0f} by formula".format(kind, *numbers))
+    return lines
 
 
 def sample(options, run, count=200):
@@ -84,31 +95,22 @@ def sample(options, run, count=200):
 
 
 def main(*words):
-    options, losses, start = parsed(words), [], perf_counter()
+    options = parsed(words)
     run, optimizer = begun(options)
-    for step, loss in steps(options, run, optimizer):
-        losses.append((step, loss, run.norm))
+    for step, batch in steps(options, run, optimizer):
         if run.mesh.rank == 0 and step % options.show == 0:
-            print(f"step {step}: loss {loss:.4f}, norm of the gradients {run.norm:.4f}")
-    tokens = len(losses) * options.batch * options.sequence
-    lines = [f"{tokens} tokens in {perf_counter() - start:.1f} s"]
-    for kind, expected in run.expected().items():
-        counted = run.mesh.traffic[kind].words_received
-        numbers = run.mesh.sum(counted, len(losses) * expected.words_received)
-        lines.append("{}: {:,.0f} words received by all ranks, {:,.0f} by formula".format(kind, *numbers))
-    lines.append(sample(options, run))
-    if run.mesh.rank == 0:
-        print(*lines, sep="\n")
-        if options.losses:
-            np.savetxt(options.losses, losses)
+            print(f"step {step}: loss {run.report.loss:.4f}, norm of the gradients {run.report.norm:.4f}")
+        if options.report and step == options.steps:
+            lines = [*report(options, run, batch), sample(options, run)]
+            if run.mesh.rank == 0:
+                print(*lines, sep="\n")
 
 
 def parsed(words):
     add = (parser := argparse.ArgumentParser(description=__doc__.partition("\n")[0])).add_argument
-    add("--dp", type=int, default=-1, help="ranks that work on different samples")
-    add("--tp", type=int, default=1, help="ranks that share the matrices of a layer")
-    add("--pp", type=int, default=1, help="stages of the pipeline")
-    add("--cp", type=int, default=1, help="ranks that work on different positions of a sample")
+    axes = {"dp": "samples", "tp": "the matrices of a layer", "pp": "blocks, in stages", "cp": "positions"}
+    for axis, what in axes.items():
+        add(f"--{axis}", type=int, default=-1 if axis == "dp" else 1, help=f"ranks that divide {what}")
     add("--zero", type=int, default=0, help="what ranks divide: 1 state, 2 gradients, 3 parameters")
     add("--schedule", default="1f1b", help="gpipe, 1f1b, interleaved or zero_bubble")
     add("--chunks", type=int, default=1, help="parts of a stage, for interleaved")
@@ -120,7 +122,7 @@ def parsed(words):
     add("--untied", dest="tied", action="store_false", help="a matrix of scores beside the embedding")
     add("--rate", type=float, default=3e-3, help="the largest learning rate")
     add("--state", type=Path, help="a file from which to go on, and to which the state is saved every --every steps")
-    add("--losses", help="a text file for the losses and the norms")
+    add("--no-report", dest="report", action="store_false", help="print neither words nor a text at the end")
     return parser.parse_args(words)
 
 
