@@ -10,11 +10,10 @@ layouts, for docs/gpt.md.
 from __future__ import annotations
 
 import ast
-import json
 import shlex
 import subprocess
+import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +37,17 @@ COMMANDS = {  # in the order of the gallery; the last command of each runs the e
     "vibrating_plate": [ON_RANKS],
     "least_squares": [ON_RANKS],
     "digits": [f"{ON_RANKS} --picture digits.png"],
-    "digits_conv": [f"{ON_RANKS} --local-statistics --picture digits_conv.png"],
     "boosted_trees": [f"{ON_RANKS} --missing 0.1 --picture boosted_trees.png"],
 }
-WITH_TORCH = {"torch_buckets": f"{ON_RANKS} --dtype float64 --compare"}  # without a picture
 LAYOUTS = {  # the ranks and the options of gpt/train.py
     "1 process": (1, "--microbatches 4"),
     "dp 4, ZeRO 3": (4, "--dp 4 --zero 3"),
     "tp 4": (4, "--tp 4"),
     "pp 4, zero bubble": (4, "--pp 4 --microbatches 4 --schedule zero_bubble"),
     "cp 2 x tp 2": (4, "--cp 2 --tp 2"),
-    "dp 2 x tp 2 x pp 2": (8, "--dp 2 --tp 2 --pp 2 --microbatches 2 --recompute full"),
+    "dp 2 x tp 2 x pp 2": (8, "--dp 2 --tp 2 --pp 2 --microbatches 2 --recompute blocks"),
 }
-GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.002 --dtype float64 --show 100 --no-report"
+GPT = "--steps 100 --layers 4 --hidden 32 --sequence 32 --batch 8 --rate 0.002 --dtype float64"
 BEGINNING = """\
 <!-- written by scripts/gallery.py -->
 # Examples
@@ -108,36 +105,28 @@ def page(outputs: dict[str, str]) -> str:
         *before, command = (x.format(name) for x in COMMANDS[name])
         first = "".join(f"```bash\n{x}\n```\n\n" for x in before)
         parts.append(f"## {name}.py\n\n{title}\n\n{rest}\n\n{first}```console\n$ {command}\n{outputs[name]}```\n")
-    for name, command in WITH_TORCH.items():
-        title, rest = text_of(name)
-        shown = f"<!-- not run: it needs torch -->\n```console\n$ {command.format(name)}\n{outputs[name]}```\n"
-        first = f"[It]({name}.py) needs `pip install torch`; the test suite leaves it out where torch is not installed."
-        parts.append(f"## {name}.py\n\n{title}\n\n{first}\n\n{rest}\n\n{shown}")
     return "\n".join([*parts, END])
 
 
-def outputs_with_torch(folder: str) -> dict[str, str]:
-    """Return the outputs of the examples that need torch; if it is not installed, the outputs in the present page."""
-    outputs, page_now = {}, (EXAMPLES / "README.md").read_text()
-    for name, command in WITH_TORCH.items():
-        line = command.format(name)
-        if find_spec("torch") is None:
-            print(f"{name}: torch is not installed, so the output in the page is not changed")
-            outputs[name] = page_now.partition(f"$ {line}\n")[2].partition("```")[0]
-        else:
-            words = shlex.split(line.replace("docs/examples", str(EXAMPLES)))
-            outputs[name] = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return outputs
+def train_gpt(path: str, *words: str) -> None:
+    """Run gpt/train.py, and save the loss and the norm of the gradients of each step."""
+    sys.path.insert(0, str(EXAMPLES / "gpt"))
+    gpt: Any = __import__("train")
+    reports = [(run.report.loss, run.report.norm, run.mesh.rank) for run in gpt.training(words)]
+    if reports[0][2] == 0:
+        np.savetxt(path, np.array(reports)[:, :2])
+
+
 
 
 def draw_layouts(path: Path, folder: Path) -> None:
     """Train gpt/train.py in six layouts, and draw its losses and the norms of its gradients."""
     runs = {}
     for name, (ranks, options) in LAYOUTS.items():
-        losses = folder / "losses.json"
-        program = f"python -m pdgemm {EXAMPLES}/gpt/train.py {options} {GPT} --losses {losses}"
+        losses = folder / "losses.txt"
+        program = f"python -m pdgemm {__file__} {losses} {options} {GPT}"
         subprocess.run(shlex.split(f"mpirun --oversubscribe -n {ranks} {program}"), cwd=folder, check=True)
-        runs[name] = np.array([*json.loads(losses.read_text()).values()]).T
+        runs[name] = np.loadtxt(losses).T
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots(1, 2)
     for at, what in enumerate(("loss", "norm of the gradients")):
@@ -182,11 +171,10 @@ def main() -> None:
             outputs[name] = run.stdout
             store(Path(folder) / f"{name}.png", name)
             print(name, outputs[name], sep="\n")
-        outputs |= outputs_with_torch(folder)
         draw_layouts(picture := Path(folder) / "gpt_curves.png", Path(folder))
         store(picture, picture.stem)
     (EXAMPLES / "README.md").write_text(page(outputs))
 
 
 if __name__ == "__main__":
-    main()
+    train_gpt(*sys.argv[1:]) if len(sys.argv) > 1 else main()

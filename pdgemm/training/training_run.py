@@ -74,7 +74,7 @@ class Run:
         bucket_bytes: int,
     ) -> None:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
-        self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
+        self.norm, self._context, self._chain, self._loss, self._weight = 0.0, context, chain, loss, weight
         self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes)
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -256,12 +256,16 @@ class Run:
                 units.setdefault(unit_of(self.model, user), {})[name] = None
         for unit, names in units.items():
             module = self.model.get_submodule(unit)
-            module.register_forward_pre_hook(partial(self._gather, [*names]))
+            module.register_forward_pre_hook(partial(self._begin_forward, [*names]))
             module.register_forward_hook(partial(self._end_forward, [*names]), always_call=True)
 
     def _gather(self, names: list[str], *_: Any) -> None:
         for storage in self.storages:
             storage.gather(names)
+
+    def _begin_forward(self, names: list[str], *_: Any) -> None:
+        chunk = self._chain.chunk if self._chain else 0  # modules of other chunks compute nothing in this pass
+        self._gather([name for name in names if chunk in self.parameters[name].chunks])
 
     def _end_forward(self, names: list[str], module: nn.Module, inputs: Any, output: Any) -> None:
         for y in tree_leaves(getattr(output, "part", output)):

@@ -24,7 +24,7 @@ def test_texts_and_pictures_are_those_of_the_examples() -> None:
     assert spec and spec.loader
     gallery = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gallery)
-    assert {*gallery.COMMANDS, *gallery.WITH_TORCH} == {path.stem for path in EXAMPLES.glob("*.py")}
+    assert {*gallery.COMMANDS} == {path.stem for path in EXAMPLES.glob("*.py")}
     outputs = re.findall(r"^\$ [^\n]*examples/(\w+)\.py[^\n]*\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     assert gallery.page(dict(outputs)) == PAGE  # if not, run scripts/gallery.py
     pictures = {path.stem: path.stat().st_size for path in (EXAMPLES / "pictures").iterdir()}
