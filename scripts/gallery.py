@@ -117,8 +117,6 @@ def train_gpt(path: str, *words: str) -> None:
         np.savetxt(path, np.array(reports)[:, :2])
 
 
-
-
 def draw_layouts(path: Path, folder: Path) -> None:
     """Train gpt/train.py in six layouts, and draw its losses and the norms of its gradients."""
     runs = {}

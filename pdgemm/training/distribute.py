@@ -40,6 +40,7 @@ def distribute(
     loss: Loss | None = None,
     weight: Weight | None = None,
     bucket_bytes: int = 1 << 22,
+    hybrid: bool = False,
 ) -> Run:
     """Distribute a module on a mesh: divide its parameters, and exchange activations in its forward pass.  Collective.
 
@@ -66,6 +67,8 @@ def distribute(
         a mapping or an object with the loss as "loss".
     weight : a function of a microbatch that returns its weight in the mean of the losses; None: its number of samples.
     bucket_bytes : the bytes of gradients that are reduced together.
+    hybrid : with zero > 0, the ranks along ep, which are neighbours along dp, divide what `zero` says, and dp/ep groups
+        of them have copies (hybrid sharding): parameters move only inside of a group, such as a node.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
     Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
@@ -74,6 +77,8 @@ def distribute(
         placements = _matched(model, dict(table or {}), mesh)
         as_name(recompute, "recompute", RECOMPUTE)
         plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
+        if hybrid and not zero:
+            raise ArgumentError("hybrid says which ranks divide the state of a model, and with zero = 0 none do")
         if not blocks and (plan.stages > 1 or recompute == "blocks"):
             raise ArgumentError(f"pp = {plan.stages} and recompute = {recompute!r} need blocks, the name of a list")
         sequence = any(isinstance(x, Sequence) for x in placements.values()) and mesh.shape.tp > 1
@@ -86,6 +91,7 @@ def distribute(
             recompute,
             bucket_bytes,
             blocks,
+            hybrid,
         ]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
@@ -101,7 +107,7 @@ def distribute(
                 module.forward = forward
         chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
         parameters = divide_parameters(model, placements, mesh, context, chain)
-    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes)
+    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, hybrid)
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:

@@ -89,16 +89,20 @@ def divide_parameters(
 
 
 def storages_of(
-    parameters: Mapping[str, DividedParameter], model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int
+    parameters: Mapping[str, DividedParameter], model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int, hybrid: bool
 ) -> list[Storage]:
-    """Return storages for all parameters: one for each line along which gradients are summed, and each type."""
+    """Return storages for all parameters: one for each line along which gradients are summed, and each type.
+
+    hybrid : parameters are divided among the ranks along ep, and copied along edp.
+    """
     groups = dict[tuple[str, str, int], dict[str, DividedParameter]]()
     for name, x in reversed([*parameters.items()]):
         if x.parameter.requires_grad:
             groups.setdefault((x.axes, str(x.parameter.dtype), x.copies), {})[name] = x
     storages, tags = list[Storage](), dict[Line, int]()
     for (axes, _, copies), members in sorted(groups.items(), key=lambda item: item[0]):
-        line, first = mesh.line(axes), next(iter(members.values())).parameter
+        across = mesh.line("edp") if hybrid and axes.startswith("dp") else None
+        line, first = mesh.line(axes.replace("dp", "ep", 1) if across else axes), next(iter(members.values())).parameter
         # tied parameters of two stages stay whole, because stages do not wait for each other inside a pass
         stage = min(zero, 1) if _ENDS in axes else zero
         units = _units(members, model, stage, bucket_bytes)
@@ -107,9 +111,10 @@ def storages_of(
             len(set[str]().union(*(x for x, n in zip(modules, units) if n == unit))) for unit in dict.fromkeys(units)
         )
         words, dtype = tuple(x.parameter.numel() for x in members.values()), flat_array(first.data.new_empty(0)).dtype
-        layout = FlatShards(tuple(members), words, units, tuple(users), line.size, stage, np.dtype(dtype))
+        shared = line.size, stage, np.dtype(dtype), across.size if across else 1
+        layout = FlatShards(tuple(members), words, units, tuple(users), *shared)
         of_torch = {name: x.parameter for name, x in members.items()}
-        storages.append(Storage(line, layout, of_torch, tags.setdefault(line, 1), copies))
+        storages.append(Storage(line, layout, of_torch, tags.setdefault(line, 1), copies, across))
         tags[line] += 2 * len(layout.buckets)
     return storages
 

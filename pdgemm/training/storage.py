@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pdgemm.errors import ArgumentError
-from pdgemm.instrument.recorder import Then
+from pdgemm.instrument.recorder import Then, Traffic
 from pdgemm.parallel.mesh import Line
 from pdgemm.schedules.training.flat_shards import FlatBucket, FlatShards
 from pdgemm.training.layers.exchanges import flat_array
@@ -38,15 +38,22 @@ class Storage:
 
     layout : the `FlatShards`.   parameters : of this rank, by name; afterwards their elements are in flat storage.
     first_tag : of as many message tags as there are buckets, twice.   copies : ranks outside of the line with the same
-        parameters and the same gradients.
+        parameters and the same gradients.   groups : the line of the groups of `layout`, or None.
 
     A gradient that autograd has accumulated is added to flat storage, and the last one of a bucket starts the reduction
     of the bucket: with stages 0 and 1 in the last microbatch of a step, with stages 2 and 3 in each.
     """
 
     def __init__(
-        self, line: Line, layout: FlatShards, parameters: dict[str, nn.Parameter], first_tag: int, copies: int = 1
+        self,
+        line: Line,
+        layout: FlatShards,
+        parameters: dict[str, nn.Parameter],
+        first_tag: int,
+        copies: int = 1,
+        groups: Line | None = None,
     ) -> None:
+        self._groups = groups
         self.line, self.layout, self.parameters, self._tag, self.copies = line, layout, parameters, first_tag, copies
         first = next(iter(parameters.values()))
         self.dtype, self.wide = first.dtype, WIDE.get(first.dtype, torch.float32)
@@ -155,6 +162,19 @@ class Storage:
         for group in self._runs.values():
             self.line.mesh.transfers.wait(group)
         self._runs.clear()
+        if self._groups and self._groups.size > 1:
+            for bucket in self.layout.buckets:
+                own = self._own_gradients(bucket)
+                self._groups.carry_out(self.layout.sum_of_groups(own.numel()), flat_array(own), "gradients")
+
+    def _own_gradients(self, bucket: FlatBucket) -> torch.Tensor:
+        """Return this rank's part of the reduced gradients of a bucket."""
+        sums = self.gradients[bucket.number]
+        return sums if self.layout.stage > 1 else self._part_of(bucket, sums)
+
+    def traffic(self, microbatches: int) -> dict[str, Traffic]:
+        """Return the traffic of a step of this rank, by kind, from formulas."""
+        return self.layout.traffic(self.line.rank, microbatches, self._groups.rank if self._groups else 0)
 
     def pieces(self) -> list[UpdatedPart]:
         """Return the parts of parameters that this rank updates."""
@@ -180,12 +200,11 @@ class Storage:
         return pieces
 
     def squares(self) -> float:
-        """Return the sum of the squares of this rank's part of the reduced gradients."""
+        """Return the sum of the squares of this rank's part of the reduced gradients, divided by the groups."""
         total = 0.0
-        for bucket, sums in zip(self.layout.buckets, self.gradients):
-            own = sums if self.layout.stage > 1 else self._part_of(bucket, sums)
-            total += float(torch.linalg.vector_norm(own, dtype=torch.float64)) ** 2
-        return total
+        for bucket in self.layout.buckets:
+            total += float(torch.linalg.vector_norm(self._own_gradients(bucket), dtype=torch.float64)) ** 2
+        return total / self.layout.groups
 
     # ---------------------------------------------------------------- parameters
     def updated(self) -> None:

@@ -72,10 +72,11 @@ class Run:
         loss: Loss | None,
         weight: Weight | None,
         bucket_bytes: int,
+        hybrid: bool = False,
     ) -> None:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
         self.norm, self._context, self._chain, self._loss, self._weight = 0.0, context, chain, loss, weight
-        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes)
+        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid)
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
         self._optimizer: torch.optim.Optimizer | None = None
         self._pieces = list[UpdatedPart]()
@@ -240,7 +241,7 @@ class Run:
             total |= counted
         total |= {"gradients": Traffic(), "parameters": Traffic()}
         for storage in self.storages:
-            for kind, traffic in storage.layout.traffic(storage.line.rank, self.schedule.microbatches).items():
+            for kind, traffic in storage.traffic(self.schedule.microbatches).items():
                 total[kind] += traffic
         return total
 

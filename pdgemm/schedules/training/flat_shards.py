@@ -40,6 +40,7 @@ class FlatShards:
     units  : for each parameter the number of its bucket, ascending.
     users  : for each bucket the number of modules whose passes need its parameters, with stage 3.
     shards : the number of ranks of the line.
+    groups : of such lines that have copies of all parts, and sum their parts of the gradients at the end of a step.
     stage  : what is divided among them (ZeRO): 0 nothing, 1 the state of the optimizer, 2 gradients as well, 3
         parameters as well.   dtype : of the parameters.  Gradients are float64 where it is float64, else float32.
     """
@@ -51,6 +52,7 @@ class FlatShards:
     shards: int
     stage: int
     dtype: np.dtype
+    groups: int = 1
 
     def __post_init__(self) -> None:
         if self.stage not in range(4):
@@ -101,15 +103,22 @@ class FlatShards:
         """Return the collective that makes the parameters of a bucket whole."""
         return self._collective("all_gather", bucket, self.dtype)
 
+    @remembered
+    def sum_of_groups(self, words: int) -> Collective:
+        """Return the collective that sums a part of gradients over the groups."""
+        counts = tuple(words * (at + 1) // self.groups - words * at // self.groups for at in range(self.groups))
+        return Collective("all_reduce", "ring", tuple(range(self.groups)), counts, self.wide)
+
     def _collective(self, operation: str, bucket: FlatBucket, dtype: np.dtype) -> Collective:
         return Collective(operation, "ring", tuple(range(self.shards)), self.counts(bucket), dtype)
 
-    def traffic(self, index: int, microbatches: int) -> dict[str, Traffic]:
-        """Return the traffic of a step of a rank of the line, by kind.
+    def traffic(self, index: int, microbatches: int, group: int = 0) -> dict[str, Traffic]:
+        """Return the traffic of a step of a rank of the line of a group, by kind.
 
         For N words on d ranks, a rank receives about N (d - 1)/d words of gradients, twice as many with stage 0, and
         with stages 2 and 3 as many in each microbatch.  It receives N (d - 1)/d words of parameters with stages 1 and
-        2, and with stage 3 as many in each microbatch for each user forward, and once backward.
+        2, and with stage 3 as many in each microbatch for each user forward, and once backward.  With g groups it
+        receives 2 N/d (g - 1)/g words of gradients more in a step.
         """
         reductions = microbatches if self.stage > 1 else 1
         total = {"gradients": Traffic(), "parameters": Traffic()}
@@ -117,6 +126,8 @@ class FlatShards:
             total["gradients"] += sum([self.reduction(bucket).traffic(index)] * reductions, Traffic())
             gathers = (0, 1, 1, (self.users[bucket.number] + 1) * microbatches)[self.stage]
             total["parameters"] += sum([self.gathering(bucket).traffic(index)] * gathers, Traffic())
+        for bucket in self.buckets if self.groups > 1 else ():
+            total["gradients"] += self.sum_of_groups(self.counts(bucket)[index]).traffic(group)
         return total
 
     def bytes(self, index: int, state_words: int) -> dict[str, int]:

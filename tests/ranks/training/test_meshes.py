@@ -172,6 +172,23 @@ def test_a_llama_on_every_mesh(comm: Any) -> None:
             run.mesh.free()
 
 
+@pytest.mark.on_ranks(4)
+@pytest.mark.parametrize("axes", [{"dp": 4, "ep": 2}, {"dp": 2, "ep": 1, "tp": 2}, {"dp": 2, "cp": 2, "ep": 1}])
+def test_neighbours_divide_what_groups_copy(comm: Any, axes: dict[str, int]) -> None:
+    """Hybrid sharding: parameters move inside of a group, and gradients are summed over the groups once in a step."""
+    for zero in (1, 2, 3):
+        run, results = trained(
+            comm, plain_gpt, gpt_table(), axes, blocks="blocks", zero=zero, hybrid=True, microbatches=3
+        )
+        for kind, traffic in run.expected(*own_samples(run.mesh, tokens(0))).items():
+            assert run.report.traffic[kind] == traffic, (kind, zero)
+        (storage, *_) = run.storages
+        assert storage.line.size * storage.layout.groups == comm.size // (axes.get("tp", 1))
+        assert storage.layout.groups == axes["dp"] // axes["ep"]
+        check(run, results, plain_gpt, (axes, zero))
+        run.mesh.free()
+
+
 @every_grid
 def test_evaluation_by_stages(comm: Any) -> None:
     """The loss without gradients is that of the next step, and needs fewer words than its two passes."""
