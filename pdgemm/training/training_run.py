@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -244,6 +245,16 @@ class Run:
             for kind, traffic in storage.traffic(self.schedule.microbatches).items():
                 total[kind] += traffic
         return total
+
+    def bytes(self, state_words: int = 2) -> dict[str, int]:
+        """Return the bytes that this rank keeps between steps, from formulas: parameters, gradients, and optimizer.
+
+        state_words : the numbers that the optimizer keeps for each element; 2 for Adam and AdamW.
+        """
+        kinds = Counter[str]()
+        for storage in self.storages:
+            kinds.update(storage.layout.bytes(storage.line.rank, state_words))
+        return dict(kinds)
 
     def _add_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         name = next(name for name, x in self.parameters.items() if x.parameter is parameter)

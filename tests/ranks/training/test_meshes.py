@@ -101,6 +101,17 @@ def check(run: Run, results: list[Any], make: Callable[[], Any], how: Any) -> No
         assert (x - parameters[name]).abs().max() <= 1e-10, (name, how)  # AdamW divides by roots of small squares
 
 
+def allocated(run: Run) -> dict[str, int]:
+    """Return the bytes of the tensors that a run keeps between steps."""
+    stored = [x for name, x in run.parameters.items() if x.parameter.requires_grad]
+    storages = {x.parameter.untyped_storage().data_ptr(): x.parameter.untyped_storage() for x in stored}
+    parts = [y for x in run.storages if x.layout.stage == 3 for y in x._own]
+    states = [y for x in run._optimizer.state.values() for name, y in x.items() if name != "step"]  # type: ignore[union-attr]
+    tensors = {"gradients": [y for x in run.storages for y in x.gradients], "optimizer": states}
+    kept = {kind: sum(y.numel() * y.itemsize for y in values) for kind, values in tensors.items()}
+    return {"parameters": sum(x.nbytes() for x in storages.values()) + sum(y.nbytes for y in parts), **kept}
+
+
 def plain_gpt() -> Any:
     return GPT()
 
@@ -125,6 +136,7 @@ def test_a_gpt_on_every_mesh(comm: Any, part: int) -> None:
             assert run.report.traffic.get(kind, Traffic()) == expected.get(kind, Traffic()), (kind, how)
             assert run.mesh.traffic[kind] == sum([expected.get(kind, Traffic())] * STEPS, Traffic()), (kind, how)
         check(run, results, make, how)
+        assert run.bytes() == allocated(run), how
         assert run.pipeline.peak <= run.schedule.in_flight(run.mesh.index("pp"))
         run.mesh.free()
 
