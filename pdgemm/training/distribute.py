@@ -41,6 +41,7 @@ def distribute(
     weight: Weight | None = None,
     bucket_bytes: int = 1 << 22,
     hybrid: bool = False,
+    lazy: bool = False,
 ) -> Run:
     """Distribute a module on a mesh: divide its parameters, and exchange activations in its forward pass.  Collective.
 
@@ -69,6 +70,8 @@ def distribute(
     bucket_bytes : the bytes of gradients that are reduced together.
     hybrid : with zero > 0, the ranks along ep, which are neighbours along dp, divide what `zero` says, and dp/ep groups
         of them have copies (hybrid sharding): parameters move only inside of a group, such as a node.
+    lazy   : with zero = 1 and 2, a step does not wait for the parameters that other ranks have updated: the next pass
+        waits for those of each module.  Between steps use `Run.whole`, not the parameters of the model.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
     Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
@@ -92,6 +95,7 @@ def distribute(
             bucket_bytes,
             blocks,
             hybrid,
+            lazy,
         ]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
@@ -107,7 +111,7 @@ def distribute(
                 module.forward = forward
         chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
         parameters = divide_parameters(model, placements, mesh, context, chain)
-    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, hybrid)
+    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, hybrid, lazy)
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:

@@ -53,7 +53,7 @@ class Storage:
         copies: int = 1,
         groups: Line | None = None,
     ) -> None:
-        self._groups = groups
+        self._groups, self._coming = groups, dict[int, Arrival]()  # parameters of buckets that are being made whole
         self.line, self.layout, self.parameters, self._tag, self.copies = line, layout, parameters, first_tag, copies
         first = next(iter(parameters.values()))
         self.dtype, self.wide = first.dtype, WIDE.get(first.dtype, torch.float32)
@@ -208,25 +208,36 @@ class Storage:
 
     # ---------------------------------------------------------------- parameters
     def updated(self) -> None:
-        """Copy master weights to parameters, and start to make parameters whole that were updated in parts."""
+        """Copy master weights to parameters, and start to make parameters whole that were updated in parts.
+
+        Buckets of the first layers, which the next pass needs first, come first.
+        """
         if self.masters is not None:
             for narrow, master in zip(self._updated_parts(), self.masters):
                 narrow.copy_(master)
         if self.layout.stage in (1, 2) and self.line.size > 1:
-            groups = [[self._gathering(bucket)] for bucket in self.layout.buckets]
-            for group in groups:
-                self.line.mesh.transfers.expect(group)
-            for group in groups:
-                self.line.mesh.transfers.wait(group)
+            for bucket in reversed(self.layout.buckets):
+                self._coming[bucket.number] = self._gathering(bucket)
+                self.line.mesh.transfers.expect([self._coming[bucket.number]])
+
+    def complete(self) -> None:
+        """Wait until all parameters are whole that were updated in parts."""
+        for arrival in self._coming.values():
+            self.line.mesh.transfers.wait([arrival])
+        self._coming.clear()
 
     def buckets(self, names: Sequence[str]) -> list[FlatBucket]:
         """Return the buckets with these parameters; parameters of other storages are ignored."""
         return [*dict.fromkeys(self._bucket_of[name] for name in names if name in self._bucket_of)]
 
     def gather(self, names: Sequence[str]) -> None:
-        """Make the buckets of these parameters whole, with stage 3.  Collective over the line."""
-        for bucket in self.buckets(names) if self.layout.stage == 3 else ():
+        """Make the buckets of these parameters whole: start it with stage 3, and wait.  Collective over the line."""
+        for bucket in self.buckets(names):
             whole = self._whole[bucket.number]
+            if bucket.number in self._coming:
+                self.line.mesh.transfers.wait([self._coming.pop(bucket.number)])
+            if self.layout.stage < 3:
+                continue
             if whole.untyped_storage().size():
                 continue
             whole.untyped_storage().resize_(bucket.words * whole.itemsize)

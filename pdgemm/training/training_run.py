@@ -74,6 +74,7 @@ class Run:
         weight: Weight | None,
         bucket_bytes: int,
         hybrid: bool = False,
+        lazy: bool = False,
     ) -> None:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
         self.norm, self._context, self._chain, self._loss, self._weight = 0.0, context, chain, loss, weight
@@ -85,7 +86,8 @@ class Run:
         context.add_gradient = self._add_gradient
         for storage in self.storages:
             storage.delayed = schedule.split or any(len({*parameters[x].chunks}) > 1 for x in storage.parameters)
-        if zero == 3:
+        self._lazy = lazy
+        if zero == 3 or lazy:
             self._gather_in_passes()
 
     def optimizer(
@@ -205,7 +207,9 @@ class Run:
         return divided or piece.weights.shape != stored.parameter.shape
 
     def _update(self, clip: float | None) -> None:
-        """Update this rank's parts of the parameters, and make the parameters whole."""
+        """Update this rank's parts of the parameters, and make the parameters whole, or begin to."""
+        for storage in self.storages:
+            storage.complete()
         if self._optimizer:
             factor = min(1.0, clip / (self.norm + 1e-6)) if clip is not None else 1.0
             for piece in self._pieces:
@@ -214,6 +218,8 @@ class Run:
         with torch.no_grad():
             for storage in self.storages:
                 storage.updated()
+                if not self._lazy:
+                    storage.complete()
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a copy of a whole parameter of this stage.  Collective over the ranks that have a part of it."""

@@ -76,7 +76,8 @@ def ways(size: int) -> list[dict[str, Any]]:
             recompute = ("none", "attention", "blocks")[(number + k) % 3]
             listed.append(
                 {**mesh, "zero": (number + k) % 4, "schedule": schedule, "chunks": chunks, "recompute": recompute,
-                 "microbatches": microbatches, "sequence": (number + k) % 5 > 0, "tied": (number + k) % 3 > 0}
+                 "microbatches": microbatches, "sequence": (number + k) % 5 > 0, "tied": (number + k) % 3 > 0,
+                 "lazy": (number + k) % 2 > 0}
             )  # fmt: skip
     return listed
 
