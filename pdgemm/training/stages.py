@@ -103,6 +103,10 @@ class Chain:
             return 0 if place == "before" else self.schedule.chunks - 1
         return next(chunk for chunk, own in enumerate(self.own) if place in own)
 
+    def computes(self, module: str) -> bool:
+        """Return whether a module of this stage computes in the present pass, which is of one chunk."""
+        return self.chunk_of(module) == self._chunk
+
     def forward(self, chunk: int, model: Callable[[], Any], receive: Receive) -> tuple[torch.Tensor | None, Any]:
         """Run a chunk: return its input, or None for the first chunk, and its output.
 

@@ -25,8 +25,8 @@ class LayoutSearch:
     batch : samples of a step.
     recompute : what may be computed again, from the least to the most; the least that fits is.
     zero  : the stages of ZeRO; none: those that help.
-    fixed : a layout whose `fused`, `sequence`, `dropout`, `apart`, `dtype`, `optimizer`, `muon_steps` and
-        `bucket_words` all layouts have.
+    fixed : a layout whose `fused`, `autograd`, `sequence`, `dropout`, `apart`, `dtype`, `optimizer` and `muon_steps`
+        all layouts have.
 
     Raises ArgumentError.
     """

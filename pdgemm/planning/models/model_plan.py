@@ -55,7 +55,7 @@ class ModelPlan(TrainingStep):
     @property
     def hfu(self) -> float:
         """The share of the peak that all flops take, also those that are computed again."""
-        return self._share(self.shape.hardware_flops(self.step_tokens, self.layout.recompute))
+        return self._share(self.shape.flops(self.step_tokens, self.layout.recompute))
 
     @property
     def tokens_per_second(self) -> float:
@@ -64,7 +64,7 @@ class ModelPlan(TrainingStep):
     @cached_property
     def refused(self) -> str:
         """Why this layout cannot be run, and by how much; "" where it can."""
-        if why := self.layout.lies(self.shape, self.batch):
+        if why := self.lies():
             return why
         if self.machine.memory and self.all_bytes > self.machine.memory:
             over = self.all_bytes / self.machine.memory - 1

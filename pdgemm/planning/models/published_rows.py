@@ -155,7 +155,7 @@ def days() -> Iterator[PublishedRow]:
     """Yield the days of runs of table 2: the flops of 300 10^9 tokens, at the published rate of a GPU."""
     for row in _rows("megatron_sc21_table2"):
         rate = int(row["gpus"]) * float(row["tflops_per_gpu_hardware"]) * 1e12
-        time = _shape(row).hardware_flops(300 * 10**9, "full") / rate / 86400
+        time = _shape(row).flops(300 * 10**9, "full") / rate / 86400
         name, layout = f"{row['params_billion']}B", f"{row['scheme']}, {row['gpus']} GPUs"
         yield PublishedRow(f"{SC21}, table 2", name, layout, "days", float(row["days_for_300e9_tokens"]), time)
 
