@@ -75,7 +75,7 @@ class LayoutSearch:
         for mesh in self.meshes():
             for run in self.runs(mesh):
                 whole = (0,) if run.copies == 1 or (run.pp == 1 and self.machine.device == CUDA) else ()
-                divided = (2 if run.microbatches(self.batch) == 1 else 1, 3) if run.copies > 1 else ()
+                divided = (1, 2, 3)[run.microbatches(self.batch) == 1 :] if run.copies > 1 else ()
                 for zero in self.zero or whole + divided:
                     yield self._again(run, zero)
 
