@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.arguments import as_count
+from pdgemm.local.arrays.arguments import as_count, as_name
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.schedules.training.pipeline_orders import pipeline_kind
@@ -17,6 +17,7 @@ from pdgemm.schedules.training.pipeline_orders import pipeline_kind
 Recompute = Literal["none", "selective", "full"]
 Optimizer = Literal["adamw", "muon"]
 _SHORT = {"dp", "tp", "pp", "cp", "ep", "zero", "microbatch", "chunks", "recompute", "schedule", "autograd"}
+_READ: dict[Any, Any] = {"int": int, "bool": {"yes": True, "true": True, "no": False, "false": False}.__getitem__}
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,8 @@ class TrainingLayout:
             raise ArgumentError(
                 f"{self.chunks} blocks of layers a stage take an interleaved schedule, got {self.schedule}"
             )
-        if self.recompute not in get_args(Recompute):
-            raise ArgumentError(f"recompute is {', '.join(get_args(Recompute))}, got {self.recompute!r}")
-        if self.optimizer not in get_args(Optimizer):
-            raise ArgumentError(f"optimizer is {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
+        as_name(self.recompute, "recompute", get_args(Recompute))
+        as_name(self.optimizer, "optimizer", get_args(Optimizer))
         object.__setattr__(self, "dtype", str(element_type(self.dtype)))
         assert self.mesh
 
@@ -124,24 +123,17 @@ class TrainingLayout:
             name, _, value = part.partition("=")
             if name not in types or not value:
                 raise ArgumentError(f"a layout is name=value,...; the names are {', '.join(types)}; got {part!r}")
-            if types[name] == "bool":
-                if value.lower() not in (choices := {"yes": True, "true": True, "no": False, "false": False}):
-                    raise ArgumentError(f"{name} of a layout is yes or no, got {value!r}")
-                members[name] = choices[value.lower()]
-            elif types[name] == "int":
-                try:
-                    members[name] = int(value)
-                except ValueError:
-                    raise ArgumentError(f"{name} of a layout is a whole number, got {value!r}") from None
-            else:
-                members[name] = value
+            try:
+                members[name] = _READ.get(types[name], str)(value)
+            except (KeyError, ValueError):
+                kind = "a whole number" if types[name] == "int" else "yes or no"
+                raise ArgumentError(f"{name} of a layout is {kind}, got {value!r}") from None
         if members.get("chunks", 1) != 1:
             members.setdefault("schedule", "interleaved")
         return replace(fixed, **members)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         """Return what differs from the defaults, as `parsed` takes it."""
-        members = {x.name: getattr(self, x.name) for x in fields(self)}
-        differing = [f"{x.name}={members[x.name]}" for x in fields(self) if members[x.name] != x.default]
-        shown = [x for x in differing if x.partition("=")[0] in _SHORT]
+        values = {x: getattr(self, x.name) for x in fields(self) if x.name in _SHORT}
+        shown = [f"{x.name}={value}" for x, value in values.items() if value != x.default]
         return ",".join(shown) or "dp=1"

@@ -14,6 +14,7 @@ from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.schedules.training.pipeline_orders import pipeline_kind
+from pdgemm.support.remembered import remembered
 
 
 class LineState(NamedTuple):
@@ -66,6 +67,7 @@ class TrainingStep:
         each, more = divmod(self.shape.layers, self.layout.pp * self.layout.chunks)
         return self.layout.chunks * each + len(range(stage, more, self.layout.pp))
 
+    @remembered
     def _on(self, stage: int) -> list[tuple[Layers, int]]:
         """Return the layers of a stage, and how often it has them."""
         first, block, last = self.layers
@@ -106,6 +108,7 @@ class TrainingStep:
         return min(m, p if name == "zero_bubble" else p - stage)
 
     # ---------------------------------------------------------------- bytes
+    @remembered
     def state_of(self, stage: int) -> list[LineState]:
         """Return the parameters of a rank of a stage, by the lines along which their gradients are added."""
         layout, own = self.layout, dict[tuple[int, int, int], int]()

@@ -20,9 +20,8 @@ from pdgemm.planning.machines.accelerators import accelerator
 from pdgemm.planning.machines.machine import HOST
 from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.layout_search import AGAIN, LayoutSearch
-from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.planning.models.model_plan import NODE, ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-from pdgemm.planning.models.step_seconds import NODE
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.tools.cli.commands import cli

@@ -119,8 +119,8 @@ def test_bad_values() -> None:
         (lambda: ModelShape(1, 8, 4, 1, 1, kv_heads=3), "kv_heads 3 does not divide heads 4"),
         (lambda: ModelShape(1, 8, 4, 1, 1, experts=2, topk=3), "3 experts of 2"),
         (lambda: TrainingLayout(zero=4), "zero is 0, 1, 2 or 3"),
-        (lambda: TrainingLayout(optimizer="sgd"), "optimizer is adamw, muon, got 'sgd'"),  # type: ignore[arg-type]
-        (lambda: TrainingLayout(recompute="all"), "recompute is none, selective, full"),  # type: ignore[arg-type]
+        (lambda: TrainingLayout(optimizer="sgd"), "optimizer .sgd. is not one of adamw, muon"),  # type: ignore[arg-type]
+        (lambda: TrainingLayout(recompute="all"), "recompute .all. is not one of none, selective, full"),  # type: ignore[arg-type]
         (lambda: TrainingLayout(dp=3, ep=2), "ep 2 does not divide dp 3"),
     ):
         with pytest.raises((ArgumentError, MeshError), match=error):

@@ -10,8 +10,7 @@ import pytest
 from planned_models import A100, GPT3, H100, SMALL
 
 from pdgemm.planning.machines.machine import HOST, KINDS, Link
-from pdgemm.planning.models.model_plan import ModelPlan
-from pdgemm.planning.models.step_seconds import NETWORK, NODE, StepSeconds
+from pdgemm.planning.models.model_plan import NETWORK, NODE, ModelPlan
 from pdgemm.planning.models.training_layout import TrainingLayout
 
 
@@ -21,7 +20,7 @@ def words_of_stage(plan: ModelPlan) -> int:
 
 def check_sums(plan: ModelPlan) -> None:
     """Parts add up to the step."""
-    parts = plan.times.of_parts()
+    parts = plan.of_parts()
     assert sum(parts.values()) == pytest.approx(plan.step_seconds) and min(parts.values()) >= 0
 
 
@@ -57,7 +56,7 @@ def test_each_collective_has_its_links() -> None:
     machine = replace(A100, intra={kind: Link(1e-6, each) for kind, each in beta.items()}, ranks_per_node=None)
     one = {"dp": 2, "tp": 2, "pp": 2, "cp": 2, "ep": 2}
     for zero, gradients in ((0, 2.0), (1, 3.0)):
-        times = StepSeconds(ModelPlan(SMALL, TrainingLayout(**one, zero=zero), 8, machine), machine)
+        times = ModelPlan(SMALL, TrainingLayout(**one, zero=zero), 8, machine)
         kinds = {"tensor": 2.0, "context": 1.0, "parameters": 1.0, "pipeline": 5.0, "experts": 7.0}
         for kind, seconds in {**kinds, "gradients": gradients}.items():
             assert times.transfer(kind, 1e9) == pytest.approx(seconds), (kind, zero)
@@ -68,9 +67,9 @@ def test_where_words_travel() -> None:
     plan, cards = ModelPlan(GPT3, TrainingLayout(dp=4, tp=4, pp=8), 64, A100), 8 * 0.9 * 25e9
     assert plan.links == {"tensor": NODE, "pipeline": NETWORK, "gradients": NETWORK}
     other = replace(plan, layout=TrainingLayout(dp=16, tp=1, pp=8))
-    seconds = [x.times.transfer("gradients", cards) for x in (plan, other)]
+    seconds = [x.transfer("gradients", cards) for x in (plan, other)]
     assert seconds == pytest.approx([4, 1])  # four rings, one for each rank of a tp line
-    assert plan.times.transfer("pipeline", cards) == pytest.approx(8)
+    assert plan.transfer("pipeline", cards) == pytest.approx(8)
     plan = ModelPlan(GPT3, TrainingLayout(dp=1000, tp=10, pp=10), 10**6, H100)  # of a hundred thousand ranks
     assert all(np.isfinite([*plan.seconds.values(), *plan.bytes.values(), *plan.words.values(), plan.mfu]))
 
@@ -82,7 +81,7 @@ def test_groups_that_end_on_two_nodes_travel() -> None:
     for (dp, tp, pp, cp, ep), node in product(sizes, (2, 3, 4, 6, 8, 12)):
         layout, machine = TrainingLayout(dp, tp, pp, cp, ep), replace(A100, ranks_per_node=node)
         mesh = replace(layout.mesh, nodes=tuple(rank // node for rank in range(layout.ranks)))
-        times = ModelPlan(SMALL, layout, 24, machine).times
+        times = ModelPlan(SMALL, layout, 24, machine)
         for kind, axis in axes.items():
             assert (times.link(kind) == NETWORK) == mesh.crosses(axis), (kind, layout, node)
 
@@ -92,12 +91,12 @@ def test_rings_and_exchanges_share_the_cards_of_a_node() -> None:
     for (dp, tp, ep), node in product(((24, 1, 6), (12, 2, 6), (24, 1, 3), (16, 1, 16), (9, 2, 3)), (4, 8)):
         machine = replace(A100, ranks_per_node=node, inter=dict.fromkeys(KINDS, Link(1e-6, 1.0)))
         layout = TrainingLayout(dp, tp, ep=ep)
-        times = ModelPlan(replace(SMALL, experts=ep, topk=1), layout, dp, machine).times
+        times = ModelPlan(replace(SMALL, experts=ep, topk=1), layout, dp, machine)
         lines = [[rank // node for rank in line] for line in layout.mesh.lines("ep")]
         away = max(sum(x != y for x in line for y in line) / ep / (ep - 1) for line in lines)
         assert times.transfer("experts", 1) == pytest.approx(node * away), (layout, node)
         # a line along cp lies where one of experts does, and its ranks are a ring
-        times = ModelPlan(SMALL, TrainingLayout(dp // ep, tp, cp=ep), dp, machine).times
+        times = ModelPlan(SMALL, TrainingLayout(dp // ep, tp, cp=ep), dp, machine)
         entering = [y for line in lines for x, y in zip([line[-1], *line], line, strict=False) if x != y]
         most = max(map(entering.count, entering))
         assert most <= times.transfer("context", 1) <= (2 if dp > ep else 1) * most, (layout, node)
@@ -110,8 +109,8 @@ def test_gradients_of_one_stage_are_reduced_behind_the_backward_pass() -> None:
         layout = TrainingLayout(dp=2, pp=pp, zero=zero)
         for machine in (network, replace(network, device=HOST, overlap=0.5)):
             plan = ModelPlan(SMALL, layout, 2 * m, machine)
-            moving = (1 - machine.overlap) * plan.times.transfer("gradients", 4 * plan.words["gradients"])
-            hidden = (m if zero > 1 else 1) * (SMALL.layers - 1) * sum(plan.times.of_block["backward"].values())
+            moving = (1 - machine.overlap) * plan.transfer("gradients", 4 * plan.words["gradients"])
+            hidden = (m if zero > 1 else 1) * (SMALL.layers - 1) * sum(plan.of_block["backward"].values())
             hidden *= pp == 1 and machine.device != HOST
             assert moving > hidden, "the test is of what is left"
             assert plan.seconds["gradients"] == pytest.approx(moving - hidden), (layout, machine.device)
@@ -129,6 +128,6 @@ def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
         sums = (m - 1) * words_of_stage(plan) * size / (2 * A100.copy_bandwidth)
         assert apart.seconds.get("sums", 0) == pytest.approx(sums) and "sums" not in plan.seconds
         assert apart.step_seconds - plan.step_seconds == pytest.approx((1 + float(plan.bubble)) * sums)
-        backward = [x.times.of_parts()["backward"] for x in (plan, apart)]
+        backward = [x.of_parts()["backward"] for x in (plan, apart)]
         assert backward[1] - backward[0] == pytest.approx(sums)
         check_sums(apart)
