@@ -136,26 +136,18 @@ def _layers_of(shape: ModelShape, pp: int, *deciding: Any) -> ModelLayers:
         taken, number = tokens * shape.topk, shape.experts
         travels = {"experts": (how.ep - 1) / how.ep * rows * shape.topk * h}
         expert = partial(Layer, forward=travels, backward=travels)
-        block += [
-            expert(
-                {"rows": h * number, "experts": number * gates * (h + biases) * shape.ffn},
-                products=((rows, number, h), *((taken, shape.ffn / t, h),) * gates),
-                kept=(rows + taken / t) * h * e,
-            ),
-            activation(taken),
-            expert(
-                {"experts": number * (shape.ffn + biases) * h},
-                products=((taken, h, shape.ffn / t),),
-                passed=_RESIDUAL * rows * h,
-                kept=taken * (shape.ffn + h) / t * e + how.dropout * rows * h,
-            ),
-        ]
+        into = {"rows": h * number, "experts": number * gates * (h + biases) * shape.ffn}  # with the router
+        products = (rows, number, h), *((taken, shape.ffn / t, h),) * gates
+        block += [expert(into, products=products, kept=(rows + taken / t) * h * e), activation(taken)]
+        back, product = {"experts": number * (shape.ffn + biases) * h}, (taken, h, shape.ffn / t)
+        kept = taken * (shape.ffn + h) / t * e + how.dropout * rows * h
+        block.append(expert(back, products=(product,), passed=_RESIDUAL * rows * h, kept=kept))
     else:
         up = columns(shape.ffn, {"divided": gates * (h + biases) * shape.ffn}, gates)
         block += [up, activation(tokens), summed(shape.ffn)]
     if how.recompute == "full":  # the block keeps its input alone
-        kept = rows * h * e, *[0] * len(block)
-        block = [x._replace(kept=n, again=not how.autograd or x is not block[-1]) for x, n in zip(block, kept)]
+        block = [x._replace(kept=0, again=not how.autograd or x is not block[-1]) for x in block]
+        block[0] = block[0]._replace(kept=rows * h * e)
     table, scores = {"tied" if shape.tied else "divided": shape.vocabulary * h}, tokens * shape.vocabulary / t
     positions = {"rows": biases * s * h}
     embedding = Layer({**table, **positions}, forward={"tensor": reduce}, backward={"tensor": gather})

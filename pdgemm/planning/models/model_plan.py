@@ -5,7 +5,6 @@ Seconds are a model of rates of products, memory and links, and of what overlaps
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,7 +20,6 @@ from pdgemm.planning.models.training_step import TrainingStep
 
 NODE, NETWORK = "node", "network"
 _CORE, _FUSED = 0.5, 0.55  # of the rate of a large product, that of attention's many small ones; of a fused kernel
-_SENT = "tensor", "context", "experts"  # the parts of a block that are transfers
 _COMPUTED = "products", "attention", "elementwise", "softmax"  # the second and the last are of the core of attention
 _OF_X, _OF_SQUARES = 5, 7  # passes through memory in a step of Newton and Schulz: of X, and of A and its polynomial
 # bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
@@ -43,7 +41,7 @@ class ModelPlan(TrainingStep):
     # ---------------------------------------------------------------- transfers
     @cached_property
     def _lines(self) -> dict[str, tuple[int, int, tuple[str, ...]]]:
-        """By kind, the distance of neighbours and the length of lines, and `machine.KINDS`, which move as many bytes each."""
+        """By kind, the distance of neighbours, the length of lines, and `machine.KINDS`, which move equally much."""
         layout, data = self.layout, self.layout.tp * self.layout.cp
         reduced = ("reduce",) if layout.zero else ("reduce", "ring")  # an all-reduce
         return {
@@ -55,11 +53,6 @@ class ModelPlan(TrainingStep):
             "owners": (1, layout.tp, ("exchange",)),
             "pipeline": (data * layout.dp, layout.pp, ("shift",)),
         }
-
-    @cached_property
-    def links(self) -> dict[str, str]:
-        """Where the words of each kind travel: over links inside a node, or its network cards."""
-        return {kind: self.link(kind) for kind in self.words}
 
     def link(self, kind: str) -> str:
         """Return whether the words of a kind stay inside a node, or travel over the network."""
@@ -162,34 +155,18 @@ class ModelPlan(TrainingStep):
         passes = self.microbatches if self.layout.zero > 1 else 1
         return passes * (self.shape.layers - 1) * sum(self.of_block["backward"].values())
 
-    def of_parts(self) -> dict[str, float]:
-        """Return the seconds of a step by what ranks do; together they are those of `seconds`.
-
-        forward, backward : what the passes compute.   transfers : what is not hidden of those of layers and gradients.
-        wait : for other stages of the pipeline.   update : the optimizer, and parameters that it sends.
-        """
-        parts, forward = Counter(self.seconds), self.of_block["forward"]
-        blocks = parts["products"] / sum(x["products"] for x in self.of_block.values())
-        computed = blocks * sum(time for part, time in forward.items() if part not in _SENT) + parts["scores"] / 3
-        transfers = sum(parts[kind] for kind in (*_SENT, "gradients"))
-        wait = parts["pipeline"] + parts["bubble"]
-        update = sum(parts[x] for x in ("parameters", "owners", "newton_schulz", "optimizer"))
-        backward = sum(parts.values()) - computed - transfers - wait - update
-        return {"forward": computed, "backward": backward, "transfers": transfers, "wait": wait, "update": update}
-
+    # ---------------------------------------------------------------- figures
     @cached_property
     def step_seconds(self) -> float:
         return sum(self.seconds.values())
 
-    # ---------------------------------------------------------------- figures
     @cached_property
     def step_tokens(self) -> int:
         return self.batch * self.shape.sequence
 
     def _share(self, flops: float) -> float:
-        peak = self.machine.peak or max(
-            self.machine.gamma.get(self.layout.dtype, self.machine.gamma["float32"]).values()
-        )
+        gamma = self.machine.gamma
+        peak = self.machine.peak or max(gamma.get(self.layout.dtype, gamma["float32"]).values())
         return flops / (self.step_seconds * self.layout.ranks * peak)
 
     @property
@@ -232,8 +209,8 @@ class ModelPlan(TrainingStep):
         """Return the figures by name, for JSON."""
         return {
             "layout": str(self.layout), "refused": self.refused, "bytes": self.bytes, "words": self.words,
-            "links": self.links, "bubble": float(self.bubble), "seconds": self.seconds, "mfu": self.mfu,
-            "hfu": self.hfu, "tokens_per_second": self.tokens_per_second,
+            "links": {kind: self.link(kind) for kind in self.words}, "bubble": float(self.bubble),
+            "seconds": self.seconds, "mfu": self.mfu, "hfu": self.hfu, "tokens_per_second": self.tokens_per_second,
         }  # fmt: skip
 
 

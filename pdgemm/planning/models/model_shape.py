@@ -87,7 +87,7 @@ class ModelShape:
         first, block, last = (sum(x.parameters.values()) for x in self._whole)
         return int(first + self.layers * block + last)
 
-    def flops(self, tokens: int, recompute: str = "none") -> float:
+    def flops(self, tokens: int, recompute: str = "none") -> int:
         """Return the flops of all products for so many tokens, forward and backward: 3 times forward.
 
         72 T l h^2 (1 + s/(6 h) + V/(12 l h)) for ffn = 4 h, with "none"; Korthikanti et al., MLSys 2023, equation 7.
@@ -96,7 +96,7 @@ class ModelShape:
         first, block, last = self._whole
         again = {"none": (), "selective": (x for x in block.layers if x.core), "full": block.layers}[recompute]
         blocks = self.layers * (3 * block.flops + Layers(again).flops)
-        return tokens / self.sequence * (3 * (first.flops + last.flops) + blocks)
+        return round(tokens / self.sequence * (3 * (first.flops + last.flops) + blocks))
 
     def __str__(self) -> str:
         sizes = f"{self.layers} layers of {self.hidden} with {self.heads} heads"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -170,8 +171,5 @@ class TrainingStep:
     @cached_property
     def words(self) -> dict[str, float]:
         """The words of each kind, of the stage that receives the most of it."""
-        p, most = self.layout.pp, dict[str, float]()
-        for stage in {0, min(1, p - 1), p - 1}:
-            for kind, number in self.words_of(stage).items():
-                most[kind] = max(number, most.get(kind, 0))
-        return most
+        stages = [self.words_of(stage) for stage in {0, min(1, self.layout.pp - 1), self.layout.pp - 1}]
+        return {kind: max(x.get(kind, 0) for x in stages) for kind in chain(*stages)}

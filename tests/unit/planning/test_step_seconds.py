@@ -18,12 +18,6 @@ def words_of_stage(plan: ModelPlan) -> int:
     return sum(x.words for x in plan.state_of(0))
 
 
-def check_sums(plan: ModelPlan) -> None:
-    """Parts add up to the step."""
-    parts = plan.of_parts()
-    assert sum(parts.values()) == pytest.approx(plan.step_seconds) and min(parts.values()) >= 0
-
-
 def test_muon_takes_the_time_of_its_owners() -> None:
     """8 layers of 4 matrices: (4 n m^2 + 2 m^3) flops in each step of its own; one moment, and words along tp."""
     rate, size, matrices = 1e9, SMALL.hidden, 8 * 12 * SMALL.hidden**2
@@ -36,7 +30,6 @@ def test_muon_takes_the_time_of_its_owners() -> None:
         assert plan.seconds["newton_schulz"] == pytest.approx(max(*costs, 8 * sum(costs) / tp / parts)), layout
         assert plan.words.get("owners", 0) == pytest.approx(2 * (tp - 1) / tp * matrices / tp / parts)
         assert other.bytes["optimizer"] - plan.bytes["optimizer"] == pytest.approx(4 * matrices / tp / parts)
-        check_sums(plan)
 
 
 def test_the_bytes_of_an_update() -> None:
@@ -65,7 +58,7 @@ def test_each_collective_has_its_links() -> None:
 def test_where_words_travel() -> None:
     """tp inside a node, stages between nodes; rings that leave a node share its cards."""
     plan, cards = ModelPlan(GPT3, TrainingLayout(dp=4, tp=4, pp=8), 64, A100), 8 * 0.9 * 25e9
-    assert plan.links == {"tensor": NODE, "pipeline": NETWORK, "gradients": NETWORK}
+    assert {kind: plan.link(kind) for kind in plan.words} == {"tensor": NODE, "pipeline": NETWORK, "gradients": NETWORK}
     other = replace(plan, layout=TrainingLayout(dp=16, tp=1, pp=8))
     seconds = [x.transfer("gradients", cards) for x in (plan, other)]
     assert seconds == pytest.approx([4, 1])  # four rings, one for each rank of a tp line
@@ -128,6 +121,3 @@ def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
         sums = (m - 1) * words_of_stage(plan) * size / (2 * A100.copy_bandwidth)
         assert apart.seconds.get("sums", 0) == pytest.approx(sums) and "sums" not in plan.seconds
         assert apart.step_seconds - plan.step_seconds == pytest.approx((1 + float(plan.bubble)) * sums)
-        backward = [x.of_parts()["backward"] for x in (plan, apart)]
-        assert backward[1] - backward[0] == pytest.approx(sums)
-        check_sums(apart)
