@@ -80,11 +80,8 @@ class ModelPlan(TrainingStep):
         seconds = dict[str, float]()
         for kind, number in words.items():
             # slices of a product are too small for a network, and tokens of experts are waited for
-            exposed = (
-                1
-                if kind == "experts" or (kind == "tensor" and self.link(kind) == NETWORK)
-                else (1 - self.machine.overlap)
-            )
+            waited = kind == "experts" or (kind == "tensor" and self.link(kind) == NETWORK)
+            exposed = 1 if waited else 1 - self.machine.overlap
             seconds[kind] = exposed * self.transfer(kind, number * self.layout.itemsize)
         return seconds
 
