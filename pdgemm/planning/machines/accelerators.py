@@ -60,8 +60,6 @@ def accelerator(name: str) -> Machine:
         overlap=its.overlap,
         panel_overhead=0.0,
         call_overhead=0.0,
-        calls={},
-        line_calls={},
         peak=peak,
         memory=memory,
     )

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from math import exp, log
 from os import environ, pathsep
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import numpy as np
@@ -28,8 +28,6 @@ HOST: Where = "host"
 CUDA: Where = "cuda"
 Share = Annotated[float, Meta(ge=0, le=1)]
 Cost = Annotated[float, Meta(ge=0, le=1e6)]  # seconds of a panel or a call
-Function = Literal["normalization", "activation", "softmax", "embedding", "update"]
-Call = Literal["layer", "ends", "update"]
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,6 @@ class Machine:
     call_overhead : seconds of each call in addition to its panels.
     peak   : the maker's flops per second of a rank at 16 bits, to which MFU refers; None: the largest rate of gamma.
     memory : bytes of a rank; None: unknown.
-    functions : seconds per float32 element of each function of a neural network, forward and backward together, and of
-        an optimizer's update with its norm; a missing function takes the time of its memory passes.
-    linear : real flops per second of a rank in the three products of a linear layer of many rows, by the least
-        dimension of its weights, float32, copies not included; empty: the rates of gamma.
-    calls : seconds on one rank, besides computing, by name: "layer", one layer of a network, forward and backward;
-        "ends", its embedding and loss, forward and backward; "update", one update of the optimizer.  Missing names
-        have 0 seconds; on devices all are missing.
-    line_calls : the same seconds if several ranks share a layer (tensor parallelism) or an update; they include the
-        latencies of messages between these ranks.
     """
 
     name: str = "default"
@@ -99,10 +88,6 @@ class Machine:
     call_overhead: Cost = 2e-4
     peak: Positive | None = None
     memory: Positive | None = None
-    functions: Mapping[Function, Positive] = field(default_factory=dict)
-    linear: Mapping[Count, Positive] = field(default_factory=dict)
-    calls: Mapping[Call, Cost] = field(default_factory=lambda: dict.fromkeys(get_args(Call), 1e-3))
-    line_calls: Mapping[Call, Cost] = field(default_factory=lambda: dict.fromkeys(get_args(Call), 2e-3))
 
     def __post_init__(self) -> None:
         converted(jsonable({x.name: getattr(self, x.name) for x in fields(self)}), _Figures, "not a machine")
@@ -122,17 +107,12 @@ class Machine:
         return hash((self.name, self.ranks_per_node, self.copy_bandwidth, self.overlap, self.call_overhead))
 
     def rate(self, dtype: str, *dimensions: int) -> float:
-        """Return the flops per second of a local product, interpolated between measured sizes in log-log scale."""
-        table = self.gamma.get(dtype) or self.gamma["float32"]  # int8 is multiplied as float32
-        return self._at(table, max(1, min(dimensions)))
-
-    @staticmethod
-    def _at(table: Mapping[int, float], size: int) -> float:
-        """Return the rate of a table at a size, interpolated in log-log scale.
+        """Return the flops per second of a local product, interpolated between measured sizes in log-log scale.
 
         For sizes below the table, the rate is proportional to the size.
         """
-        sizes = sorted(table)
+        table = self.gamma.get(dtype) or self.gamma["float32"]  # int8 is multiplied as float32
+        size, sizes = max(1, min(dimensions)), sorted(table)
         if size >= sizes[-1]:
             return table[sizes[-1]]
         if size <= sizes[0]:
@@ -153,20 +133,6 @@ class Machine:
         flops = gemm_flops(m, n, k, dtype.kind == "c")
         copied = touched(work, block_mnk) * dtype.itemsize
         return flops / self.rate(str(dtype), *block_mnk) + copied / self.copy_bandwidth
-
-    def of_layer(self, dtype: np.dtype, rows: int, d_in: int, d_out: int) -> float:
-        """Return the seconds of a product of a linear layer, the mean of its one forward and its two backward products.
-
-        The product for the weights' gradient, with a long inner dimension, is slower than in `multiply`.
-        """
-        work = rows, d_in, d_out
-        seconds = self.multiply(dtype, work, work)
-        if not self.linear or not seconds:
-            return seconds
-        least, kind = max(1, min(work)), str(dtype)
-        rate = self._at(self.linear, least) * self.rate(kind, least) / self.rate("float32", least)
-        flops = gemm_flops(*work, dtype.kind == "c")
-        return seconds + flops / rate - flops / self.rate(kind, least)
 
     def least(self, dtype: np.dtype, mnk: tuple[int, int, int], ranks: int) -> float:
         """Return a lower bound on the seconds in which the slowest rank computes its share, for any partition.
@@ -233,20 +199,14 @@ class Machine:
         for level, links in (("inside a node", self.intra), ("between nodes", self.inter)):
             each = (f"{kind} {x.alpha * 1e6:.1f} us {1e-9 / x.beta:.3g} GB/s" for kind, x in links.items())
             lines.append(f"  {level}: {', '.join(each)}")
-        for name, table in {**self.gamma, "linear layers": self.linear}.items():
+        for name, table in self.gamma.items():
             rates = ", ".join(f"{rate / 1e9:.1f} at {size}" for size, rate in sorted(table.items()))
-            lines += [f"  {name}: GFLOP/s {rates}"] if table else []
+            lines.append(f"  {name}: GFLOP/s {rates}")
         lines.append(
             f"  copy {self.copy_bandwidth / 1e9:.1f} GB/s, first touch {self.first_touch_bandwidth / 1e9:.1f} GB/s, "
             f"overlap {self.overlap:.2f}, "
             f"panel {self.panel_overhead * 1e6:.0f} us, call {self.call_overhead * 1e6:.0f} us"
         )
-        if self.functions:
-            lines.append("  " + ", ".join(f"{name} {1e9 * time:.2f} ns" for name, time in self.functions.items()))
-        for place, calls in (("a rank", self.calls), ("a line", self.line_calls)):
-            if calls:
-                shown = ", ".join(f"{name} {time * 1e6:.0f} us" for name, time in calls.items())
-                lines.append(f"  calls of a model on {place}: {shown}")
         return "\n".join(lines)
 
     def as_json(self) -> str:
@@ -327,8 +287,6 @@ def gpu_cluster(staged: bool) -> Machine:
         overlap=0.9,
         panel_overhead=6e-5,
         call_overhead=3e-4,
-        calls={},
-        line_calls={},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
+from operator import attrgetter
 
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import CUDA, Machine
@@ -14,6 +15,7 @@ from pdgemm.planning.models.training_layout import Recompute, TrainingLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape
 
 AGAIN: tuple[Recompute, ...] = ("none", "selective", "full")  # each takes longer than the one before, and keeps less
+_ORDER = attrgetter("step_seconds", "all_bytes")  # of plans, the second where the first are equal
 _LONG = 8192  # positions from which they are divided along cp
 _MICROBATCHES = (1, 2, 4, 8, 16)  # samples of a microbatch that are tried
 
@@ -25,8 +27,8 @@ class LayoutSearch:
     batch : samples of a step.
     recompute : what may be computed again, from the least to the most; the least that fits is.
     zero  : the stages of ZeRO; none: those that help.
-    fixed : a layout whose `fused`, `sequence`, `dropout`, `apart`, `dtype`, `optimizer`, `muon_steps` and
-        `bucket_words` all layouts have.
+    fixed : a layout whose `fused`, `autograd`, `sequence`, `dropout`, `apart`, `dtype`, `optimizer` and `muon_steps`
+        all layouts have.
 
     Raises ArgumentError.
     """
@@ -75,20 +77,17 @@ class LayoutSearch:
         for mesh in self.meshes():
             for run in self.runs(mesh):
                 whole = (0,) if run.copies == 1 or (run.pp == 1 and self.machine.device == CUDA) else ()
-                divided = (2 if run.microbatches(self.batch) == 1 else 1, 3) if run.copies > 1 else ()
+                divided = (1, 2, 3)[run.microbatches(self.batch) == 1 :] if run.copies > 1 else ()
                 for zero in self.zero or whole + divided:
                     yield self._again(run, zero)
 
     def _again(self, run: TrainingLayout, zero: int) -> ModelPlan:
         """Return a plan with the least recomputation that fits, or the most: where this is refused, less is, too."""
         *less, most = self.recompute
-        plan = self._plan(run, zero, most)
-        if plan.refused:
-            return plan
-        return next((x for x in (self._plan(run, zero, x) for x in less) if not x.refused), plan)
-
-    def _plan(self, run: TrainingLayout, zero: int, recompute: Recompute) -> ModelPlan:
-        return ModelPlan(self.shape, replace(run, zero=zero, recompute=recompute), self.batch, self.machine)
+        layouts = (replace(run, zero=zero, recompute=x) for x in (most, *less))
+        plans = (ModelPlan(self.shape, x, self.batch, self.machine) for x in layouts)
+        plan = next(plans)
+        return plan if plan.refused else next((x for x in plans if not x.refused), plan)
 
     def best(self, number: int = 10) -> LayoutChoice:
         """Return the fastest layouts, one of each mesh, and what is refused.
@@ -100,7 +99,7 @@ class LayoutSearch:
             if not plan.refused:
                 fitting += 1
                 mesh = plan.layout.mesh
-                fastest[mesh] = min(plan, fastest.get(mesh, plan), key=_order)
+                fastest[mesh] = min(plan, fastest.get(mesh, plan), key=_ORDER)
                 continue
             refused += 1
             if least is None or plan.all_bytes < least.all_bytes:
@@ -111,7 +110,7 @@ class LayoutSearch:
                 f"no mesh of {self.ranks} ranks fits {self.shape.layers} layers of {self.shape.heads} heads and "
                 f"{self.batch} samples of a step, which dp divides: dp may be {', '.join(map(str, possible))}"
             )
-        return LayoutChoice(nsmallest(number, fastest.values(), key=_order), fitting, refused, least)
+        return LayoutChoice(nsmallest(number, fastest.values(), key=_ORDER), fitting, refused, least)
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,6 @@ class LayoutChoice:
     fitting: int
     refused: int
     nearest: ModelPlan | None
-
-
-def _order(plan: ModelPlan) -> tuple[float, float]:
-    """Return what plans are compared by: seconds, and bytes where these are equal."""
-    return plan.step_seconds, plan.all_bytes
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,14 +1,30 @@
-"""The plan of a training step on a machine: bytes, words, seconds, and what follows for a whole run."""
+"""The plan of a training step on a machine: its seconds, and what follows for a whole run.
+
+Seconds are a model of rates of products, memory and links, and of what overlaps.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import ceil
+from statistics import fmean
 from typing import Any
 
-from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.models.step_seconds import StepSeconds
+import numpy as np
+
+from pdgemm.planning.machines.machine import CUDA, Machine
+from pdgemm.planning.models.model_layers import BACKWARD, Layers
 from pdgemm.planning.models.training_step import TrainingStep
+
+NODE, NETWORK = "node", "network"
+_CORE, _FUSED = 0.5, 0.55  # of the rate of a large product, that of attention's many small ones; of a fused kernel
+_COMPUTED = "products", "attention", "elementwise", "softmax"  # the second and the last are of the core of attention
+_OF_X, _OF_SQUARES = 5, 7  # passes through memory in a step of Newton and Schulz: of X, and of A and its polynomial
+# bytes of a parameter that an update of Adam reads and writes, with the norm of the gradients and their clipping; and
+# those that 16 bits add: gradients to 32 bits, their scale, and parameters back (Megatron-LM 2021, optimizer.py)
+_UPDATE, _MIXED = 28 + 4 + 8, 6 + 8 + 6
 
 
 @dataclass(frozen=True)
@@ -17,34 +33,137 @@ class ModelPlan(TrainingStep):
 
     machine: Machine
 
+    @property
+    def _memory(self) -> float:
+        """Bytes per second that are read or written: a copy does both."""
+        return 2 * self.machine.copy_bandwidth
+
+    # ---------------------------------------------------------------- transfers
     @cached_property
-    def links(self) -> dict[str, str]:
-        """Where the words of each kind travel: over links inside a node, or its network cards."""
-        return {kind: self.times.link(kind) for kind in self.words}
+    def _lines(self) -> dict[str, tuple[int, int, tuple[str, ...]]]:
+        """By kind, the distance of neighbours, the length of lines, and `machine.KINDS`, which move equally much."""
+        layout, data = self.layout, self.layout.tp * self.layout.cp
+        reduced = ("reduce",) if layout.zero else ("reduce", "ring")  # an all-reduce
+        return {
+            "tensor": (1, layout.tp, ("ring", "reduce")),
+            "context": (layout.tp, layout.cp, ("ring",)),
+            "gradients": (layout.tp, layout.copies, reduced),
+            "parameters": (layout.tp, layout.copies, ("ring",)),
+            "experts": (data, layout.ep, ("exchange",)),
+            "owners": (1, layout.tp, ("exchange",)),
+            "pipeline": (data * layout.dp, layout.pp, ("shift",)),
+        }
+
+    def link(self, kind: str) -> str:
+        """Return whether the words of a kind stay inside a node, or travel over the network."""
+        return NETWORK if self.machine.away(*self._lines[kind][:2], self.layout.ranks) else NODE
+
+    def transfer(self, kind: str, nbytes: float) -> float:
+        """Return the seconds in which each rank of a line receives so many bytes from its neighbour.
+
+        Rings that leave a node share its cards: one for each rank that lies between two neighbours, and as many more
+        where a group of rings ends on the node of the next one.  In an exchange all ranks of a node receive at once.
+        """
+        stride, length, kinds = self._lines[kind]
+        if length == 1:
+            return 0.0
+        away, group = self.machine.away(stride, length, self.layout.ranks), stride * length
+        links = self.machine.inter if away else self.machine.intra
+        node = self.machine.ranks_per_node or 1
+        rings = stride * (1 + (group < self.layout.ranks and group % node > 0))
+        cards = node * away if kinds == ("exchange",) else min(node, rings)
+        return nbytes * (cards if away else 1) * fmean(links[x].beta for x in kinds)
 
     # ---------------------------------------------------------------- seconds
+    def _sent(self, words: Mapping[str, float]) -> dict[str, float]:
+        """Return the seconds of the transfers of layers that nothing hides, by kind."""
+        seconds = dict[str, float]()
+        for kind, number in words.items():
+            # slices of a product are too small for a network, and tokens of experts are waited for
+            waited = kind == "experts" or (kind == "tensor" and self.link(kind) == NETWORK)
+            exposed = 1 if waited else 1 - self.machine.overlap
+            seconds[kind] = exposed * self.transfer(kind, number * self.layout.itemsize)
+        return seconds
+
     @cached_property
-    def times(self) -> StepSeconds:
-        return StepSeconds(self, self.machine)
+    def of_block(self) -> dict[str, dict[str, float]]:
+        """The seconds of a block for a microbatch, forward and backward, by part; backward with what is computed again.
+
+        What layers receive behind a product takes no time.
+        """
+        block = self.layers.block
+        forward, backward = _computed(block, self.machine, self.layout.element, self.layout.fused)
+        return {"forward": forward | self._sent(block.forward), "backward": backward | self._sent(block.backward)}
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds of a step by part, on the slowest stage."""
-        return self.times.of_step()
+        """The seconds of a step by part, on a stage with the most layers, the scores and most transfers."""
+        layout, m, size, wide = self.layout, self.microbatches, self.layout.itemsize, self.layout.wide
+        blocks = layout.chunks * ceil(self.shape.layers / (layout.pp * layout.chunks))
+        forward, backward = self.of_block.values()
+        parts = {part: m * blocks * (time + backward[part]) for part, time in forward.items()}
+        state = self.state_of(0)
+        moved = size + 2 * wide if layout.apart else 0  # a gradient, and the sum that it is added to
+        parts["sums"] = (m - 1) * sum(x.words for x in state) * moved / self._memory
+        stage = sum(parts.values())
+        ends = _computed(self.layers.last, self.machine, layout.element, layout.fused)
+        parts["scores"] = m * sum(sum(x.values()) for x in ends)
+        tokens = layout.microbatch * self.shape.sequence / layout.cp / layout.tp  # equal rows are sent in parts
+        parts["pipeline"] = m * self.transfer("pipeline", 2 * layout.chunks * tokens * self.shape.hidden * size)
+        parts["bubble"] = float(self.bubble) * stage + (layout.pp - 1) * parts["pipeline"] / m / layout.chunks
+        for kind, itemsize in (("gradients", wide), ("parameters", size)):
+            parts[kind] = (1 - self.machine.overlap) * self.transfer(kind, self.words.get(kind, 0) * itemsize)
+        parts["gradients"] = max(0.0, parts["gradients"] - self._behind)
+        updated = sum(x.words / (x.ranks if x.zero else 1) for x in state)
+        passes = _UPDATE + (_MIXED if size < 4 else 0)
+        parts["optimizer"] = updated * passes / self._memory * wide / 4
+        parts["owners"] = self.transfer("owners", self.words.get("owners", 0) * wide)
+        parts["newton_schulz"] = self._newton_schulz
+        return {part: time for part, time in parts.items() if time}
 
+    @cached_property
+    def _newton_schulz(self) -> float:
+        """The seconds of Muon's matrices on a rank, where the ranks that divide them have equally much work.
+
+        A matrix (m, n), m <= n, takes (4 n m^2 + 2 m^3) flops in each of `muon_steps`, in the type of gradients.  That
+        of its elements, the momentum and the step, is as an update of AdamW.
+        """
+        kind, layout, seconds = np.dtype(f"f{self.layout.wide}"), self.layout, list[float]()
+        if layout.optimizer != "muon":
+            return 0.0
+        for m, n in (sorted(x) for layer in self.layers.block.layers for x in layer.matrices):
+            passed = (_OF_X * m * n + _OF_SQUARES * m * m) * self.layout.wide / self._memory
+            work = ((m, m, n), (m, m, m), (m, n, m))
+            seconds.append(layout.muon_steps * (passed + sum(_product(self.machine, kind, *x) for x in work)))
+        owners = layout.tp * (layout.copies if layout.zero else 1)
+        return max(*seconds, self.blocks_of(0) * sum(seconds) / owners)
+
+    @cached_property
+    def _behind(self) -> float:
+        """The seconds of a step in which GPUs compute while their gradients are reduced.
+
+        With one pipeline stage a bucket is reduced as soon as it is ready, behind the layers before it (Li et al., VLDB
+        13(12), 2020); that of the first layer is ready at the end.  With several, gradients are reduced after the last
+        backward pass, as Megatron-LM does: its `training.py` refuses PyTorch's overlap for pipelines, and SC 2021's
+        `run_table_1.sh` asks for it with one stage alone.  On hosts, ranks move messages with the cores that compute.
+        """
+        if self.layout.pp > 1 or self.machine.device != CUDA:
+            return 0.0
+        passes = self.microbatches if self.layout.zero > 1 else 1
+        return passes * (self.shape.layers - 1) * sum(self.of_block["backward"].values())
+
+    # ---------------------------------------------------------------- figures
     @cached_property
     def step_seconds(self) -> float:
         return sum(self.seconds.values())
 
-    # ---------------------------------------------------------------- figures
     @cached_property
     def step_tokens(self) -> int:
         return self.batch * self.shape.sequence
 
     def _share(self, flops: float) -> float:
-        peak = self.machine.peak or max(
-            self.machine.gamma.get(self.layout.dtype, self.machine.gamma["float32"]).values()
-        )
+        gamma = self.machine.gamma
+        peak = self.machine.peak or max(gamma.get(self.layout.dtype, gamma["float32"]).values())
         return flops / (self.step_seconds * self.layout.ranks * peak)
 
     @property
@@ -55,7 +174,7 @@ class ModelPlan(TrainingStep):
     @property
     def hfu(self) -> float:
         """The share of the peak that all flops take, also those that are computed again."""
-        return self._share(self.shape.hardware_flops(self.step_tokens, self.layout.recompute))
+        return self._share(self.shape.flops(self.step_tokens, self.layout.recompute))
 
     @property
     def tokens_per_second(self) -> float:
@@ -64,7 +183,7 @@ class ModelPlan(TrainingStep):
     @cached_property
     def refused(self) -> str:
         """Why this layout cannot be run, and by how much; "" where it can."""
-        if why := self.layout.lies(self.shape, self.batch):
+        if why := self.lies():
             return why
         if self.machine.memory and self.all_bytes > self.machine.memory:
             over = self.all_bytes / self.machine.memory - 1
@@ -87,6 +206,28 @@ class ModelPlan(TrainingStep):
         """Return the figures by name, for JSON."""
         return {
             "layout": str(self.layout), "refused": self.refused, "bytes": self.bytes, "words": self.words,
-            "links": self.links, "bubble": float(self.bubble), "seconds": self.seconds, "mfu": self.mfu,
-            "hfu": self.hfu, "tokens_per_second": self.tokens_per_second,
+            "links": {kind: self.link(kind) for kind in self.words}, "bubble": float(self.bubble),
+            "seconds": self.seconds, "mfu": self.mfu, "hfu": self.hfu, "tokens_per_second": self.tokens_per_second,
         }  # fmt: skip
+
+
+@lru_cache(maxsize=1024)  # of layouts with the same layers
+def _computed(layers: Layers, machine: Machine, dtype: np.dtype, fused: bool) -> tuple[dict[str, float], ...]:
+    """Return the seconds of products and passes forward, and backward with what is computed again."""
+    forward, backward = (dict.fromkeys(_COMPUTED, 0.0) for _ in range(2))
+    rate = machine.rate(str(dtype), 1 << 16) * (2 * _FUSED if fused else _CORE)  # fused: it skips half of the pairs
+    for layer in layers.layers:
+        if layer.core:
+            multiplied = sum(2 * m * n * k / rate for m, n, k in layer.products)
+        else:
+            multiplied = sum(_product(machine, dtype, *x) for x in layer.products)
+        both = multiplied, layer.passed * dtype.itemsize / 2 / machine.copy_bandwidth
+        for part, seconds, times in zip(_COMPUTED[layer.core :: 2], both, (2, BACKWARD)):
+            forward[part] += seconds
+            backward[part] += (times + layer.again) * seconds
+    return forward, backward
+
+
+def _product(machine: Machine, dtype: np.dtype, *work: float) -> float:
+    m, n, k = map(ceil, work)
+    return machine.multiply(dtype, (m, n, k), (m, n, k))

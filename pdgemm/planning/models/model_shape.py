@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.arguments import as_count
+from pdgemm.planning.models.model_layers import Layers, ModelLayers, layers_of
+from pdgemm.planning.models.training_layout import TrainingLayout
 
 _LLAMA3 = {"vocabulary": 128256, "sequence": 8192, "kv_heads": 8, "gated": True, "tied": False}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -16,23 +18,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3-70b": {"layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672, **_LLAMA3},
     "llama3-405b": {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, **_LLAMA3},
 }  # Brown et al. 2020 with the vocabulary of Narayanan et al. 2021; Grattafiori et al. 2024
-
-
-class Weights(NamedTuple):
-    """The parameters of a layer by how ranks along tp have them.
-
-    divided : each a part.   whole : each all, with the whole gradient: biases that are added to sums.
-    addends : each all, with the gradient of its own rows: norms and routers.   experts : divided along ep.
-    """
-
-    divided: int
-    whole: int
-    addends: int
-    experts: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self)
 
 
 @dataclass(frozen=True)
@@ -91,64 +76,27 @@ class ModelShape:
         """The features of the keys of all heads, and of the values."""
         return self.kv_heads * self.width
 
-    # ---------------------------------------------------------------- parameters
     @cached_property
-    def layer(self) -> Weights:
-        """The parameters of a layer."""
-        h, biases = self.hidden, not self.gated
-        attention = h * (self.queries + 2 * self.keys) + self.queries * h
-        inner = (3 if self.gated else 2) * h * self.ffn
-        norms = 2 * h * (1 + biases)
-        divided = attention + biases * (self.queries + 2 * self.keys)
-        if self.experts:
-            own = self.experts * (inner + biases * (self.ffn + h))
-            return Weights(divided, biases * h, norms + h * self.experts, own)
-        return Weights(divided + inner + biases * self.ffn, 2 * biases * h, norms)
-
-    @cached_property
-    def table(self) -> int:
-        """The elements of the embedding, and as many of the scores where these are not tied."""
-        return self.vocabulary * self.hidden
-
-    @cached_property
-    def positions(self) -> int:
-        """The elements of the table of positions."""
-        return 0 if self.gated else self.sequence * self.hidden
-
-    @cached_property
-    def norm(self) -> int:
-        """The elements of the last norm."""
-        return self.hidden * (1 if self.gated else 2)
+    def _whole(self) -> ModelLayers:
+        """The layers on one rank, with one sample."""
+        return layers_of(self, TrainingLayout())
 
     @cached_property
     def parameters(self) -> int:
         """The parameters of the whole model; of the experts all."""
-        return self.layers * self.layer.total + self.table * (1 if self.tied else 2) + self.positions + self.norm
+        first, block, last = (sum(x.parameters.values()) for x in self._whole)
+        return int(first + self.layers * block + last)
 
-    # ---------------------------------------------------------------- flops
-    @cached_property
-    def core_flops(self) -> int:
-        """The flops of attention's core forward for a token of a layer, all pairs of positions counted."""
-        return 4 * self.sequence * self.queries
+    def flops(self, tokens: int, recompute: str = "none") -> int:
+        """Return the flops of all products for so many tokens, forward and backward: 3 times forward.
 
-    @cached_property
-    def layer_flops(self) -> int:
-        """The flops of a layer forward for a token: 2 for each weight that it meets, and `core_flops`."""
-        h, matrices = self.hidden, 3 if self.gated else 2
-        inner = 2 * matrices * h * self.ffn * (self.topk if self.experts else 1) + 2 * h * self.experts
-        return 2 * h * (2 * self.queries + 2 * self.keys) + inner + self.core_flops
-
-    def flops(self, tokens: int) -> int:
-        """Return the flops of the model's products for so many tokens, forward and backward: 3 times forward.
-
-        72 T l h^2 (1 + s/(6 h) + V/(12 l h)) for ffn = 4 h.  Korthikanti et al., MLSys 2023, equation 7.
+        72 T l h^2 (1 + s/(6 h) + V/(12 l h)) for ffn = 4 h, with "none"; Korthikanti et al., MLSys 2023, equation 7.
+        recompute : "selective" computes attention's core once more, and "full" all layers of blocks.
         """
-        return 3 * tokens * (self.layers * self.layer_flops + 2 * self.table)
-
-    def hardware_flops(self, tokens: int, recompute: str) -> int:
-        """Return `flops` with those that `recompute` adds: those of attention's core, or of all layers."""
-        again = {"none": 0, "selective": self.core_flops, "full": self.layer_flops}[recompute]
-        return self.flops(tokens) + tokens * self.layers * again
+        first, block, last = self._whole
+        again = {"none": (), "selective": (x for x in block.layers if x.core), "full": block.layers}[recompute]
+        blocks = self.layers * (3 * block.flops + Layers(again).flops)
+        return round(tokens / self.sequence * (3 * (first.flops + last.flops) + blocks))
 
     def __str__(self) -> str:
         sizes = f"{self.layers} layers of {self.hidden} with {self.heads} heads"

@@ -64,12 +64,7 @@ def step_times() -> Iterator[PublishedRow]:
     """Yield steps: TFLOP/s of a GPU, or seconds."""
     a100, h100 = accelerator("a100-80"), accelerator("h100")
     for row in _rows("megatron_sc21_table1"):
-        layout = _layout(
-            row,
-            int(row["virtual_stages"]),
-            microbatch=int(row["microbatch"]),
-            **_OF_2021,
-        )
+        layout = _layout(row, int(row["virtual_stages"]), microbatch=int(row["microbatch"]), **_OF_2021)
         yield _rate(f"{SC21}, table 1", row, layout, a100, hardware=True)
     for row in (row for row in _rows("megatron_sc21_table2") if row["scheme"] != "zero3"):
         tp, pp = row["scheme"].removeprefix("tp").split("_pp")
@@ -82,62 +77,58 @@ def step_times() -> Iterator[PublishedRow]:
             ("seconds_seqpar_selective", {"recompute": "selective", "sequence": True}),
         ):
             layout = _layout(row, int(row["virtual_stages"]), microbatch=int(row["microbatch"]), **how, **_EARLY)
-            plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100)
-            yield PublishedRow(
-                f"{KORTHIKANTI}, table 5", row["model"], str(layout), "s a step", float(row[column]), plan.step_seconds
-            )
+            yield _seconds(f"{KORTHIKANTI}, table 5", row, column, layout, a100)
     for row in _rows("mt_nlg2022"):
-        layout = _layout(row, 1, **_OF_2021)
-        plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100)
-        yield PublishedRow(
-            MT_NLG, row["model"], str(layout), "s a step", float(row["seconds_per_step"]), plan.step_seconds
-        )
+        yield _seconds(MT_NLG, row, "seconds_per_step", _layout(row, 1, **_OF_2021), a100)
     for row in _rows("megatron_core_h100_2024"):
         yield _rate(MEGATRON_CORE, row, _fastest(row, h100), h100, hardware=False)
 
 
+def _plan(row: dict[str, str], layout: TrainingLayout, machine: Machine) -> ModelPlan:
+    return ModelPlan(_shape(row), layout, int(row["batch_sequences"]), machine)
+
+
+def _seconds(source: str, row: dict[str, str], column: str, layout: TrainingLayout, machine: Machine) -> PublishedRow:
+    predicted = _plan(row, layout, machine).step_seconds
+    return PublishedRow(source, row["model"], str(layout), "s a step", float(row[column]), predicted)
+
+
 def _rate(source: str, row: dict[str, str], layout: TrainingLayout, machine: Machine, hardware: bool) -> PublishedRow:
-    plan = ModelPlan(_shape(row), layout, int(row["batch_sequences"]), machine)
-    share, peak = plan.hfu if hardware else plan.mfu, machine.peak or 0.0
-    published = row.get("tflops_per_gpu") or row["tflops_per_gpu_hardware"]
+    plan = _plan(row, layout, machine)
+    predicted = (plan.hfu if hardware else plan.mfu) * (machine.peak or 0.0) / 1e12
+    published = float(row.get("tflops_per_gpu") or row["tflops_per_gpu_hardware"])
     name = row.get("model") or f"{row['params_billion']}B"
-    return PublishedRow(source, name, str(layout), "TFLOP/s", float(published), share * peak / 1e12)
+    return PublishedRow(source, name, str(layout), "TFLOP/s", published, predicted)
 
 
 def _fastest(row: dict[str, str], machine: Machine) -> TrainingLayout:
     """Return the layout with the microbatch and the blocks a stage that are fastest, as these are not published."""
-    shape, batch, layers, pp = _shape(row), int(row["batch_sequences"]), int(row["layers"]), int(row["pp"])
+    layers, pp = int(row["layers"]), int(row["pp"])
     blocks = [x for x in range(1, layers // pp + 1) if not layers % (pp * x)] if pp > 1 else [1]
     layouts = [_layout(row, chunks, microbatch=size, zero=1) for size in (1, 2, 4) for chunks in blocks]
-    plans = [ModelPlan(shape, x, batch, machine) for x in layouts]
+    plans = [_plan(row, x, machine) for x in layouts]
     return min((x for x in plans if not x.refused), key=lambda x: x.step_seconds).layout
 
 
 def kept_bytes() -> Iterator[PublishedRow]:
     """Yield the activations of Korthikanti's figures 1 and 7: GiB, and percent of those of tensor parallelism alone."""
-    a100 = accelerator("a100-80")
+    a100, kinds = accelerator("a100-80"), {
+        "activation_gib_tp_only": ("none", False), "activation_gib_seqpar_selective": ("selective", True),
+        "act_percent_seqpar": ("none", True), "act_percent_selective": ("selective", False),
+        "act_percent_seqpar_selective": ("selective", True), "act_percent_full_recompute": ("full", False),
+    }  # fmt: skip
     for row in _rows("korthikanti2022"):
-
-        def kept(recompute: str, sequence: bool, row: dict[str, str] = row) -> float:
-            chunks, how = int(row["virtual_stages"]), {"recompute": recompute, "sequence": sequence}
-            layout = _layout(row, chunks, microbatch=int(row["microbatch"]), **how, **_EARLY)
-            return ModelPlan(_shape(row), layout, int(row["batch_sequences"]), a100).bytes["activations"]
-
-        alone = kept("none", False)
-        for column, recompute, sequence in (
-            ("activation_gib_tp_only", "none", False),
-            ("activation_gib_seqpar_selective", "selective", True),
-        ):
-            size = kept(recompute, sequence) / 2**30
-            yield PublishedRow(f"{KORTHIKANTI}, figure 1", row["model"], column, "GiB", float(row[column]), size)
-        for column, recompute, sequence in (
-            ("act_percent_seqpar", "none", True),
-            ("act_percent_selective", "selective", False),
-            ("act_percent_seqpar_selective", "selective", True),
-            ("act_percent_full_recompute", "full", False),
-        ):
-            share = 100 * kept(recompute, sequence) / alone
-            yield PublishedRow(f"{KORTHIKANTI}, figure 7", row["model"], column, "%", float(row[column]), share)
+        how, kept = {"microbatch": int(row["microbatch"]), **_EARLY}, dict[tuple[str, bool], float]()
+        for again, sequence in kinds.values():
+            layout = _layout(row, int(row["virtual_stages"]), recompute=again, sequence=sequence, **how)
+            kept[again, sequence] = _plan(row, layout, a100).bytes["activations"]
+        for column, kind in kinds.items():
+            percent = "percent" in column
+            figure, unit, of = (7, "%", kept["none", False] / 100) if percent else (1, "GiB", 2.0**30)
+            published = float(row[column])
+            yield PublishedRow(
+                f"{KORTHIKANTI}, figure {figure}", row["model"], column, unit, published, kept[kind] / of
+            )
 
 
 def zero_bytes() -> Iterator[PublishedRow]:
@@ -155,7 +146,7 @@ def days() -> Iterator[PublishedRow]:
     """Yield the days of runs of table 2: the flops of 300 10^9 tokens, at the published rate of a GPU."""
     for row in _rows("megatron_sc21_table2"):
         rate = int(row["gpus"]) * float(row["tflops_per_gpu_hardware"]) * 1e12
-        time = _shape(row).hardware_flops(300 * 10**9, "full") / rate / 86400
+        time = _shape(row).flops(300 * 10**9, "full") / rate / 86400
         name, layout = f"{row['params_billion']}B", f"{row['scheme']}, {row['gpus']} GPUs"
         yield PublishedRow(f"{SC21}, table 2", name, layout, "days", float(row["days_for_300e9_tokens"]), time)
 

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import NamedTuple
 
-from pdgemm.planning.models.home_plan import home_loads
-from pdgemm.planning.models.kept_arrays import activation_bytes, score_bytes
+import numpy as np
+
+from pdgemm.planning.models.model_layers import Layers, ModelLayers, added, layers_of
 from pdgemm.planning.models.model_shape import ModelShape
-from pdgemm.planning.models.stage_state import layers_of_stage, state_of_stage
 from pdgemm.planning.models.training_layout import TrainingLayout
-from pdgemm.schedules.training.home_exchange import HomeLoads
+from pdgemm.schedules.training.flat_shards import FlatShards
+from pdgemm.schedules.training.pipeline_orders import pipeline_kind
+from pdgemm.support.remembered import remembered
+
+
+class LineState(NamedTuple):
+    """Parameters of a rank whose gradients are added along one line, see `FlatShards`.
+
+    words : of the rank.   ranks : of the line.   zero : what they divide.   users : of each bucket.
+    """
+
+    words: int
+    ranks: int
+    zero: int
+    users: int
+
+    def moved(self, microbatches: int) -> dict[str, float]:
+        """Return the words that a rank receives in a step where the ranks divide them evenly: `FlatShards.traffic`."""
+        part, m = (self.ranks - 1) / self.ranks * self.words, microbatches
+        gathers = (0, 1, 1, (self.users + 1) * m)[self.zero]
+        return {"gradients": (2, 1, m, m)[self.zero] * part, "parameters": gathers * part}
+
+    @lru_cache(maxsize=1024)  # noqa: B019  of layouts that divide what is computed, and not what is kept
+    def bytes(self, element: np.dtype) -> dict[str, int]:
+        """Return the bytes that a rank keeps, by kind, with the two moments of Adam; not to be changed."""
+        shards = FlatShards(("all",), (self.words,), (0,), (self.users,), self.ranks, self.zero, element)
+        return shards.bytes(self.ranks - 1, 2)
 
 
 @dataclass(frozen=True)
@@ -32,14 +59,37 @@ class TrainingStep:
         return self.layout.microbatches(self.batch)
 
     @cached_property
-    def tokens(self) -> float:
-        """Of a microbatch on a rank: microbatch x sequence / cp."""
-        return self.layout.microbatch * self.shape.sequence / self.layout.cp
+    def layers(self) -> ModelLayers:
+        """The layers on a rank."""
+        return layers_of(self.shape, self.layout)
 
-    @cached_property
-    def rows(self) -> float:
-        """Rows between layers, which are divided along tp with `sequence`."""
-        return self.tokens / (self.layout.tp if self.layout.sequence else 1)
+    def blocks_of(self, stage: int) -> int:
+        """Return the number of blocks, layers of the shape, of a stage, as `layers_of` a pipeline deals them out."""
+        each, more = divmod(self.shape.layers, self.layout.pp * self.layout.chunks)
+        return self.layout.chunks * each + len(range(stage, more, self.layout.pp))
+
+    @remembered
+    def _on(self, stage: int) -> list[tuple[Layers, int]]:
+        """Return the layers of a stage, and how often it has them."""
+        first, block, last = self.layers
+        return [(first, stage == 0), (block, self.blocks_of(stage)), (last, stage == self.layout.pp - 1)]
+
+    def lies(self) -> str:
+        """Return why the layout is none for this model, or an empty text."""
+        layout, shape, blocks = self.layout, self.shape, self.layout.pp * self.layout.chunks
+        if not self.microbatches:
+            return f"dp {layout.dp} x microbatch {layout.microbatch} does not divide the {self.batch} samples of a step"
+        if shape.heads % layout.tp or shape.kv_heads % layout.tp:
+            return f"tp {layout.tp} does not divide {shape.heads} heads and {shape.kv_heads} of keys and values"
+        if blocks > shape.layers:
+            return f"{blocks} blocks of layers are more than {shape.layers} layers"
+        if wrong := pipeline_kind(layout.schedule).lies(layout.pp, self.microbatches):
+            return f"{layout.schedule} {wrong}"
+        if 2 * layout.cp > shape.sequence:
+            return f"cp {layout.cp} has fewer than 2 positions a rank"
+        if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
+            return f"ep {layout.ep} does not divide {shape.experts} experts"
+        return ""
 
     # ---------------------------------------------------------------- pipeline
     @cached_property
@@ -58,22 +108,35 @@ class TrainingStep:
             return min(v * m, (v + 1) * p - 2 * stage - 1)
         return min(m, p if name == "zero_bubble" else p - stage)
 
-    def homes(self, stage: int) -> HomeLoads | None:
-        """Return what Muon updates on the ranks of a stage, and what is at their homes; None: with AdamW alone."""
-        return home_loads(self.shape, self.layout, stage) if self.layout.optimizer == "muon" else None
-
     # ---------------------------------------------------------------- bytes
+    @remembered
+    def state_of(self, stage: int) -> list[LineState]:
+        """Return the parameters of a rank of a stage, by the lines along which their gradients are added."""
+        layout, own = self.layout, dict[tuple[int, int, int], int]()
+        copies, t, zero = layout.copies, layout.tp, layout.zero
+        lines = {  # of a placement, and the ranks that divide the parameters
+            "divided": ((copies, zero, 1), t),
+            "rows": ((copies * (t if layout.sequence else 1), zero, 1), 1),
+            "experts": ((copies // layout.ep * t, zero, 1), layout.ep),
+            "tied": ((copies, zero, 2) if layout.pp == 1 else (2 * copies, min(1, zero), 1), t),
+        }
+        words = added({place: n * number for place, n in x.parameters.items()} for x, number in self._on(stage))
+        for place, number in words.items():
+            line, ranks = lines[place]
+            own[line] = own.get(line, 0) + -(-number // ranks)
+        return [LineState(number, *line) for line, number in own.items() if number]
+
+    def owned_words(self, stage: int) -> float:
+        """Return the words of a rank of the matrices that Muon updates: of blocks, divided along tp and by ZeRO."""
+        layout, words = self.layout, self.layers.block.matrix_words if self.layout.optimizer == "muon" else 0
+        return self.blocks_of(stage) * words / layout.tp / (layout.copies if layout.zero else 1)
+
     def bytes_of(self, stage: int) -> dict[str, float]:
-        """Return the bytes of a rank of a stage by kind, with Muon those of the rank that has the most of each."""
-        layout, total = self.layout, Counter[str]()
-        for x in state_of_stage(self.shape, layout, stage):
-            total.update(x.bytes(layout, self.microbatches))
-        layers = layers_of_stage(self.shape, layout, stage) / layout.chunks
-        kept = self.in_flight(stage) * layers * activation_bytes(self.shape, layout)
-        scores = score_bytes(self.shape, layout) if stage == layout.pp - 1 else 0
-        if loads := self.homes(stage):
-            total["optimizer"] -= loads.dtype.itemsize * loads.least_updated  # one moment, not two
-            total["homes"] = loads.most_bytes
+        """Return the bytes of a rank of a stage by kind."""
+        total = added(x.bytes(self.layout.element) for x in self.state_of(stage))
+        total["optimizer"] -= self.layout.wide * self.owned_words(stage)
+        kept = self.in_flight(stage) * self.blocks_of(stage) / self.layout.chunks * self.layers.block.kept
+        scores = self.layers.last.layers[-1].kept if stage == self.layout.pp - 1 else 0
         return {**total, "activations": kept, "scores": scores}
 
     @cached_property
@@ -89,35 +152,15 @@ class TrainingStep:
     def words_of(self, stage: int) -> dict[str, float]:
         """Return the words that a rank of a stage receives in a step, by kind, where all sizes divide.
 
-        Those of experts where all have equally many tokens; those of homes of the rank that receives the most.
+        Those of experts where all have equally many tokens.  Muon's owners receive the parts of their matrices from
+        other ranks along tp, and each rank receives as many updated parts.
         """
-        shape, layout, m = self.shape, self.layout, self.microbatches
-        t, again, layers = layout.tp, 2 if layout.recompute == "full" else 1, layers_of_stage(shape, layout, stage)
-        row = (t - 1) / t * self.tokens * shape.hidden  # of one all-gather or reduce-scatter
-        pairs = 1 if shape.experts else 2  # of linear layers
-        tensor = layers * pairs * row * (2 * again + 2 + layout.sequence)
-        if stage == 0:  # an embedding, and with `sequence` the gradient of its rows
-            tensor += 2 * row
-        if stage == layout.pp - 1:  # scores, and 3 words of each token in their cross-entropy
-            tensor += (3 if layout.sequence else 2) * row + 2 * (t - 1) / t * 3 * self.tokens
-        travels = (layout.ep - 1) / layout.ep * self.rows * shape.topk * shape.hidden if shape.experts else 0
-        moved = [x.moved(m, layout.reduce_each) for x in state_of_stage(shape, layout, stage)]
-        words = {
-            "tensor": m * tensor,
-            "pipeline": m * self._handovers(stage) * self.rows * shape.hidden,
-            "context": m * layers * (again + 1 + layout.fused) * self.context_words,
-            "experts": m * layers * 2 * (again + 1) * travels,
-            **{kind: sum(x[kind] for x in moved) for kind in ("gradients", "parameters")},
-        }
-        if loads := self.homes(stage):
-            words["homes"] = int(loads.received.max())
+        m, t = self.microbatches, self.layout.tp
+        handed = self._handovers(stage) * self.layout.rows(self.shape.sequence) * self.shape.hidden
+        moved = [{kind: m * number * n for kind, n in x.words.items()} for x, number in self._on(stage)]
+        moved += [{"pipeline": m * handed, "owners": 2 * (t - 1) / t * self.owned_words(stage)}]
+        words = added(moved + [x.moved(m) for x in self.state_of(stage)])
         return {kind: number for kind, number in words.items() if number}
-
-    @cached_property
-    def context_words(self) -> float:
-        """The words of keys and values that a layer gathers for a microbatch."""
-        layout, shape = self.layout, self.shape
-        return (layout.cp - 1) / layout.cp * layout.microbatch * shape.sequence * 2 * shape.keys / layout.tp
 
     def _handovers(self, stage: int) -> int:
         """Return how often a stage receives activations or their gradients for a microbatch."""
@@ -128,8 +171,5 @@ class TrainingStep:
     @cached_property
     def words(self) -> dict[str, float]:
         """The words of each kind, of the stage that receives the most of it."""
-        p, most = self.layout.pp, dict[str, float]()
-        for stage in {0, min(1, p - 1), p - 1}:
-            for kind, number in self.words_of(stage).items():
-                most[kind] = max(number, most.get(kind, 0))
-        return most
+        stages = [self.words_of(stage) for stage in {0, min(1, self.layout.pp - 1), self.layout.pp - 1}]
+        return {kind: max(x.get(kind, 0) for x in stages) for kind in chain(*stages)}

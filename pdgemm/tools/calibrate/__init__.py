@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -25,8 +24,6 @@ from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.mover_registry import IPC
 from pdgemm.support import failures
 from pdgemm.support.agreement import agree, together
-from pdgemm.tools.calibrate.functions import function_seconds
-from pdgemm.tools.calibrate.layers import layer_seconds
 from pdgemm.tools.calibrate.links import Shift, links, redistribution_link
 from pdgemm.tools.calibrate.place import GPUS, HOSTS, REPEATS, MeasuredPlace, in_turns, timed
 from pdgemm.transport.movers.arrivals import Transfers
@@ -58,9 +55,6 @@ def calibrate(comm: MPI.Intracomm, device: str = HOST) -> Machine:
         overlap = _overlap(grid, place, link) if comm.size > 1 else default.overlap
         call = _call(grid, place)
         per_step = max(1e-6, _step(grid, place, call))
-        of_models: dict[str, Any] = {"functions": {}, "calls": {}, "line_calls": {}}
-        if not gpu:
-            of_models = {"functions": function_seconds(grid.comm), **layer_seconds(grid.comm, copy)}
         machine = Machine(
             name=f"{platform.node()}, {comm.size} ranks, {date.today()}",
             device=default.device,
@@ -74,7 +68,6 @@ def calibrate(comm: MPI.Intracomm, device: str = HOST) -> Machine:
             overlap=overlap,
             panel_overhead=per_step,
             call_overhead=call,
-            **of_models,
         )
         of_root: Machine = grid.comm.bcast(machine, root=0)  # ranks differ in the name and size of their node
         return of_root

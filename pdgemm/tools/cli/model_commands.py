@@ -153,7 +153,7 @@ def _in_detail(plan: ModelPlan, tokens: int | None, price: float | None) -> list
         f"per rank, {plan.in_flight(0)} in flight",
         "GB of a rank: " + ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in plan.bytes.items()),
         "words received a step: "
-        + (", ".join(f"{kind} {in_words(x)} ({plan.links[kind]})" for kind, x in plan.words.items()) or "none"),
+        + (", ".join(f"{kind} {in_words(x)} ({plan.link(kind)})" for kind, x in plan.words.items()) or "none"),
         "seconds of a step: "
         + ", ".join(f"{part} {in_seconds(x)} ({share[part]:.1%})" for part, x in plan.seconds.items()),
         f"MFU {plan.mfu:.1%} by the model's flops, HFU {plan.hfu:.1%} with those that are computed again",

@@ -41,11 +41,6 @@ def test_any_distribution_of_ranks_over_nodes(comm: Any, monkeypatch: pytest.Mon
     assert (machine.inter["shift"] != default.inter["shift"]) == (per_node < comm.size)
     for kind in default.intra:
         assert machine.intra[kind].alpha > 0 < machine.inter[kind].beta
-    assert set(machine.functions) == {"normalization", "activation", "softmax", "embedding", "update"}
-    assert all(1e-11 < seconds < 1e-5 for seconds in machine.functions.values())
-    assert [*machine.linear] == [32, 128, 512] and all(1e7 < rate < 1e13 for rate in machine.linear.values())
-    for calls in (machine.calls, machine.line_calls):
-        assert [*calls] == ["layer", "ends", "update"] and all(1e-5 < seconds < 10 for seconds in calls.values())
 
 
 def test_an_impossible_link_is_measured_again(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +87,12 @@ def test_movers_that_the_test_registered_are_measured(comm: Any, tree_mover: Non
 
 
 @pytest.mark.on_ranks(2)
-@pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap", "functions", "layers"])
+@pytest.mark.parametrize("which", ["broadcast", "shift", "reduce", "rates", "overlap"])
 def test_too_little_memory_on_one_rank_is_an_error_on_all(
     comm: Any, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """If one rank runs out of memory, as on a full GPU, all ranks raise the error, and none hangs."""
-    modules = ("", ".links", ".place", ".functions", ".layers")
-    calibrate, links, place, functions, layers = (import_module(f"pdgemm.tools.calibrate{x}") for x in modules)
+    calibrate, links, place = (import_module(f"pdgemm.tools.calibrate{x}") for x in ("", ".links", ".place"))
     here = place.MeasuredPlace(None, place.HOSTS._replace(side=8, widths=(2, 4), words=64, beside=(8, 8)))
 
     def full(*arguments: Any, **options: Any) -> Any:
@@ -110,20 +104,12 @@ def test_too_little_memory_on_one_rank_is_an_error_on_all(
                 calibrate._rates(grid.comm, here, "float64", 1e9)
             elif which == "overlap":
                 calibrate._overlap(grid, here, link([1e-6, 1e-3], 1 << 17))
-            elif which == "functions":
-                functions.function_seconds(grid.comm)
-            elif which == "layers":
-                layers.layer_seconds(grid.comm, 1e9)
             else:
                 links.links(grid.comm, grid.comm, here, 1)
 
     if comm.rank == comm.size - 1:
         names = {"broadcast": "_broadcaster", "shift": "shifter", "reduce": "_reducer"}
-        if which == "functions":
-            monkeypatch.setattr(functions, "softmax_gradient", full)
-        elif which == "layers":
-            monkeypatch.setattr(layers, "gemm_accumulate", full)
-        elif which in names:
+        if which in names:
             monkeypatch.setattr(links, names[which], full)
         else:
             monkeypatch.setattr(place.MeasuredPlace, "empty", full)

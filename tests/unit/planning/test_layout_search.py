@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from click.testing import CliRunner
@@ -18,10 +19,9 @@ from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.accelerators import accelerator
 from pdgemm.planning.machines.machine import HOST
 from pdgemm.planning.models import published_rows
-from pdgemm.planning.models.layout_search import LayoutSearch
-from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.planning.models.layout_search import AGAIN, LayoutSearch
+from pdgemm.planning.models.model_plan import NODE, ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-from pdgemm.planning.models.step_seconds import NODE
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.tools.cli.commands import cli
@@ -72,7 +72,7 @@ def test_an_all_reduce_that_is_hidden_is_tried() -> None:
 def test_tensor_parallelism_stays_on_a_node() -> None:
     for machine, ranks in ((A100, 512), (H100, 64)):
         best = LayoutSearch(GPT3, 1536, ranks, machine).best().best
-        assert best and all(x.links.get("tensor", NODE) == NODE for x in best[:3]), (machine.name, ranks)
+        assert best and all(x.link("tensor") == NODE for x in best[:3]), (machine.name, ranks)
     assert sum(1 for _ in LayoutSearch(GPT3, 1536, 1024, A100).plans()) <= 2500  # each takes some 100 us
 
 
@@ -86,7 +86,19 @@ def test_more_memory_is_never_worse(ranks: int, batch: int, memory: float, facto
     little, much = (LayoutSearch(MIDDLE, batch, ranks, machine).best(1).best for machine in machines)
     if little:
         assert much and much[0].step_seconds <= little[0].step_seconds * (1 + 1e-12)
-        assert little[0].all_bytes >= 16 * MIDDLE.layers * MIDDLE.layer.total / ranks
+        assert little[0].all_bytes >= 16 * MIDDLE.parameters / ranks
+
+
+def test_the_least_that_fits_is_computed_again() -> None:
+    machine, fixed = replace(accelerator("h100"), memory=4.5e9), TrainingLayout(fused=False)
+    search = LayoutSearch(ModelShape(24, 1024, 16, 50257, 1024), 64, 8, machine, fixed=fixed)
+    alone = (replace(search, recompute=(x,)).plans() for x in AGAIN)
+    fastest = [next((x for x in tried if not x.refused), tried[-1]) for tried in zip(*alone)]
+    assert [x.layout for x in search.plans()] == [x.layout for x in fastest]
+    assert {(x.layout.recompute, bool(x.refused)) for x in fastest} == {*product(AGAIN, [False]), ("full", True)}
+    for recompute in ((), ("full", "none"), ("none", "none"), ("all",), "full"):
+        with pytest.raises(ArgumentError, match="recompute is some of none, selective, full, in this order"):
+            replace(search, recompute=recompute)
 
 
 def test_the_command() -> None:
@@ -101,7 +113,7 @@ def test_the_command() -> None:
     apart = [output(*QUESTION, "--layout", f"tp=8,pp=16{more}", *words.split()) for more, words in ways]
     assert apart[0] == apart[1] != apart[2]
     muon = output(*QUESTION, "--layout", "tp=8,pp=16", "--optimizer", "muon")
-    assert "newton_schulz" in muon and "homes" in muon and "homes" not in apart[2]
+    assert "newton_schulz" in muon and "owners" in muon and "owners" not in apart[2]
     assert "at most" in output("model", "--check")
 
 

@@ -8,19 +8,16 @@ from itertools import product
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import pytest
 from planned_models import A100, GPT3, H100, SMALL
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.planning.models import published_rows
-from pdgemm.planning.models.kept_arrays import activation_bytes
+from pdgemm.planning.models.model_layers import layers_of
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
-from pdgemm.schedules.training.linear_schedule import LinearSchedule
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
-from pdgemm.schedules.training.vocabulary_schedule import VocabularySchedule
 
 
 def test_published_step_times() -> None:
@@ -50,7 +47,7 @@ def test_the_flops_of_megatrons_formulas() -> None:
     model = 72 * batch * s * l * h * h * (1 + s / (6 * h) + v / (12 * l * h))
     hardware = 96 * batch * s * l * h * h * (1 + s / (6 * h) + v / (16 * l * h))
     assert GPT3.flops(batch * s) == pytest.approx(model, rel=1e-12)
-    assert GPT3.hardware_flops(batch * s, "full") == pytest.approx(hardware, rel=1e-12)
+    assert GPT3.flops(batch * s, "full") == pytest.approx(hardware, rel=1e-12)
     plan = ModelPlan(GPT3, TrainingLayout(dp=1, tp=8, pp=16, recompute="full"), batch, A100)
     assert plan.hfu == pytest.approx(plan.mfu * hardware / model)
     assert plan.mfu == pytest.approx(model / plan.step_seconds / 128 / 312e12)
@@ -67,38 +64,28 @@ def test_bubbles_and_what_is_kept_are_those_of_schedules(name: str, chunks: int)
 
 
 @pytest.mark.parametrize(("t", "sequence", "recompute"), [*product((1, 2, 4), (True, False), ("none", "full"))])
-def test_words_are_those_of_layers(t: int, sequence: bool, recompute: Any) -> None:
-    """Where tokens, heads and the vocabulary divide: all layers, the embedding, the scores and the cross-entropy."""
-    layout = TrainingLayout(tp=t, sequence=sequence, recompute=recompute, microbatch=2)
-    tokens, kind, line = 2 * SMALL.sequence, np.dtype("f4"), tuple(range(t))
-    h, again = SMALL.hidden, 2 if recompute == "full" else 1
-
-    def linear(split: Any, d_in: int, d_out: int, forward: int = again) -> int:
-        own, *back = LinearSchedule(split, sequence, tokens, d_in, d_out, kind, line).words(0).values()
-        return forward * own + sum(back)
-
-    layer = linear("columns", h, 3 * h) + linear("rows", h, h) + linear("columns", h, 4 * h) + linear("rows", 4 * h, h)
-    ends = linear("columns", h, SMALL.vocabulary, 1)
-    ends += sum(VocabularySchedule(tokens, h, sequence, kind, line).words(0).values())
-    plan = ModelPlan(SMALL, layout, 6, A100)
-    assert plan.words.get("tensor", 0) == pytest.approx(3 * (SMALL.layers * layer + ends))
+def test_words_of_tensor_parallel_layers(t: int, sequence: bool, recompute: Any) -> None:
+    """Those of Megatron-LM, which gathers inputs once more backward; words of a run: `test_planned_words.py`."""
+    plan = ModelPlan(SMALL, TrainingLayout(tp=t, sequence=sequence, recompute=recompute, microbatch=2), 6, A100)
+    tokens, again = 2 * SMALL.sequence, 2 if recompute == "full" else 1
+    rows = 2 * SMALL.layers * (2 * again + 2 + sequence) + 4 + sequence  # two pairs of linear layers, and both ends
+    assert plan.words.get("tensor", 0) == pytest.approx(3 * (t - 1) / t * tokens * (rows * SMALL.hidden + 6))
 
 
 def test_the_bytes_and_words_of_zero() -> None:
-    """18 bytes of a parameter with 16 bits, and what ZeRO divides; gradients of several microbatches are added whole.
+    """18 bytes of a parameter with 16 bits, and what ZeRO divides; words are those of ZeRO's section 7.
 
-    Words are those of ZeRO's section 7: as many as an all-reduce, and half as many more where parameters are gathered.
+    With stages 2 and 3 each microbatch is reduced, and a tied table is gathered by both of its layers.
     """
-    words, share = GPT3.parameters, 7 / 8 * GPT3.parameters
-    for zero, m, each, size, gradients, parameters in (
-        (0, 1, False, 18, 2, 0), (1, 1, False, 6 + 12 / 8, 1, 1), (2, 1, False, 2 + 16 / 8, 1, 1),
-        (3, 1, False, 18 / 8, 1, 2), (2, 2, False, 6 + 12 / 8, 1, 1), (2, 2, True, 2 + 16 / 8, 2, 1),
-        (3, 2, False, 4 + 14 / 8, 1, 4), (3, 2, True, 18 / 8, 2, 4),
+    words, share, table = GPT3.parameters, 7 / 8 * GPT3.parameters, 7 / 8 * GPT3.vocabulary * GPT3.hidden
+    for zero, m, size, gradients, parameters in (
+        (0, 1, 18, 2, 0), (1, 1, 6 + 12 / 8, 1, 1), (2, 1, 2 + 16 / 8, 1, 1), (3, 1, 18 / 8, 1, 2),
+        (1, 2, 6 + 12 / 8, 1, 1), (2, 2, 2 + 16 / 8, 2, 1), (3, 2, 18 / 8, 2, 4),
     ):  # fmt: skip
-        plan = ModelPlan(GPT3, TrainingLayout(dp=8, zero=zero, reduce_each=each), 8 * m, A100)
+        plan = ModelPlan(GPT3, TrainingLayout(dp=8, zero=zero), 8 * m, A100)
         assert sum(plan.bytes[kind] for kind in ("parameters", "gradients", "optimizer")) == pytest.approx(size * words)
         moved = [plan.words.get(kind, 0) for kind in ("gradients", "parameters")]
-        assert moved == pytest.approx([gradients * share, parameters * share]), (zero, m, each)
+        assert moved == pytest.approx([gradients * share, parameters * share + (zero == 3) * m * table]), (zero, m)
 
 
 def test_llama_3() -> None:
@@ -107,7 +94,7 @@ def test_llama_3() -> None:
     assert {name: ModelShape(**PRESETS[name]).parameters for name in published} == published
     shape = ModelShape(**PRESETS["llama3-405b"])
     for dp, cp, batch in ((64, 1, 2048), (128, 1, 2048), (8, 16, 128)):
-        layout = TrainingLayout(dp=dp, tp=8, pp=16, cp=cp, zero=2, reduce_each=True)
+        layout = TrainingLayout(dp=dp, tp=8, pp=16, cp=cp, zero=2)
         plan = ModelPlan(replace(shape, sequence=8192 * cp), layout, batch, H100)
         assert not plan.refused, plan.refused
 
@@ -117,11 +104,13 @@ def test_what_layers_keep() -> None:
     s, h, a, t = GPT3.sequence, GPT3.hidden, GPT3.heads, 8
     scales = 2 * 2 * s  # of two norms, of 16 bits for each row, which the formulas leave out
     early = TrainingLayout(tp=t, fused=False, dropout=True)
-    assert activation_bytes(GPT3, early) == pytest.approx((s * h * (34 + 5 * a * s / h) + scales) / t)
+    assert layers_of(GPT3, early).block.kept == pytest.approx((s * h * (34 + 5 * a * s / h) + scales) / t)
     apart = replace(early, sequence=False)
-    assert activation_bytes(GPT3, apart) == pytest.approx(s * h * (10 + (24 + 5 * a * s / h) / t) + scales)
-    assert activation_bytes(GPT3, replace(apart, recompute="full")) == 2 * s * h
-    assert activation_bytes(GPT3, replace(early, recompute="selective")) == pytest.approx((34 * s * h + scales) / t)
+    assert layers_of(GPT3, apart).block.kept == pytest.approx(s * h * (10 + (24 + 5 * a * s / h) / t) + scales)
+    assert layers_of(GPT3, replace(apart, recompute="full")).block.kept == 2 * s * h
+    assert layers_of(GPT3, replace(early, recompute="selective")).block.kept == pytest.approx((34 * s * h + scales) / t)
+    whole = layers_of(GPT3, replace(early, autograd=True)).block.kept  # inputs of two linear layers, as gathered
+    assert whole - layers_of(GPT3, early).block.kept == pytest.approx(4 * s * h * (1 - 1 / t))
 
 
 def test_bad_values() -> None:
@@ -130,9 +119,8 @@ def test_bad_values() -> None:
         (lambda: ModelShape(1, 8, 4, 1, 1, kv_heads=3), "kv_heads 3 does not divide heads 4"),
         (lambda: ModelShape(1, 8, 4, 1, 1, experts=2, topk=3), "3 experts of 2"),
         (lambda: TrainingLayout(zero=4), "zero is 0, 1, 2 or 3"),
-        (lambda: TrainingLayout(optimizer="sgd"), "optimizer is adamw, muon, got 'sgd'"),  # type: ignore[arg-type]
-        (lambda: TrainingLayout(bucket_words=0), "bucket_words"),
-        (lambda: TrainingLayout(recompute="all"), "recompute is none, selective, full"),  # type: ignore[arg-type]
+        (lambda: TrainingLayout(optimizer="sgd"), "optimizer .sgd. is not one of adamw, muon"),  # type: ignore[arg-type]
+        (lambda: TrainingLayout(recompute="all"), "recompute .all. is not one of none, selective, full"),  # type: ignore[arg-type]
         (lambda: TrainingLayout(dp=3, ep=2), "ep 2 does not divide dp 3"),
     ):
         with pytest.raises((ArgumentError, MeshError), match=error):

@@ -1,72 +1,35 @@
-"""Seconds of a step of training, part by part: passes, messages, gradients, updates, and calls of hosts.  No MPI."""
+"""Seconds of a step of training, part by part: passes, messages, gradients and updates.  No MPI."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 from planned_models import A100, GPT3, H100, SMALL
 
 from pdgemm.planning.machines.machine import HOST, KINDS, Link
-from pdgemm.planning.models.model_plan import ModelPlan
-from pdgemm.planning.models.stage_state import state_of_stage
-from pdgemm.planning.models.step_seconds import NETWORK, NODE, StepSeconds
+from pdgemm.planning.models.model_plan import NETWORK, NODE, ModelPlan
 from pdgemm.planning.models.training_layout import TrainingLayout
-
-AT_ONCE = replace(A100, gamma={"float32": {1: 1e30}}, copy_bandwidth=1e30)
 
 
 def words_of_stage(plan: ModelPlan) -> int:
-    return sum(x.words for x in state_of_stage(plan.shape, plan.layout, 0))
+    return sum(x.words for x in plan.state_of(0))
 
 
-def check_sums(plan: ModelPlan) -> None:
-    """Phases, and parts, add up to the step."""
-    for parts in (plan.times.of_phases(), plan.times.of_parts()):
-        assert sum(parts.values()) == pytest.approx(plan.step_seconds)
-
-
-def test_measured_functions_take_the_place_of_passes() -> None:
-    """Seconds an element, forward and backward; others go on as bytes that pass through memory."""
-    layout = TrainingLayout(tp=2, microbatch=3, fused=False, dtype="float32")
-    rows, h = 3 * SMALL.sequence / 2, SMALL.hidden  # with `sequence`
-    widths = {"normalization": h, "activation": SMALL.ffn / 2, "softmax": SMALL.heads / 2 * SMALL.sequence}
-    for (name, width), (size, dtype) in product(widths.items(), ((1, "float32"), (0.5, "bfloat16"))):
-        plan = ModelPlan(SMALL, replace(layout, dtype=dtype), 12, A100)
-        seconds = StepSeconds(plan, replace(AT_ONCE, functions={name: 1e-3}))
-        both = sum(x[part] for x in (seconds.forward, seconds.backward) for part in ("elementwise", "softmax"))
-        assert both == pytest.approx(size * 1e-3 * 2 * rows * width), (name, dtype)
-    for factor, dtype in ((1, "float32"), (2, "float64"), (1, "bfloat16")):  # whose state is float32
-        plan = ModelPlan(SMALL, replace(layout, dtype=dtype), 12, replace(AT_ONCE, functions={"update": 1e-3}))
-        words = words_of_stage(plan)
-        assert StepSeconds(plan, plan.machine).of_step()["optimizer"] == pytest.approx(factor * 1e-3 * words)
-
-
-def test_muon_takes_the_time_of_the_fullest_home() -> None:
-    """8 layers of 4 matrices: (4 n m^2 + 2 m^3) flops in each step of its own; one moment, and words of homes."""
-    rate, size = 1e9, SMALL.hidden
+def test_muon_takes_the_time_of_its_owners() -> None:
+    """8 layers of 4 matrices: (4 n m^2 + 2 m^3) flops in each step of its own; one moment, and words along tp."""
+    rate, size, matrices = 1e9, SMALL.hidden, 8 * 12 * SMALL.hidden**2
     machine = replace(A100, gamma={"float32": {1: rate}}, copy_bandwidth=1e30)
-    for dp, tp, zero, steps in ((1, 1, 0, 5), (4, 1, 1, 5), (2, 2, 0, 3), (3, 1, 2, 1), (8, 8, 1, 9)):
-        layout = TrainingLayout(dp=dp, tp=min(4, tp), zero=zero, optimizer="muon", muon_steps=steps)
+    for dp, tp, zero, steps in ((1, 1, 0, 5), (4, 1, 1, 5), (2, 2, 0, 3), (3, 1, 2, 1), (8, 4, 1, 9), (64, 1, 1, 5)):
+        layout = TrainingLayout(dp=dp, tp=tp, zero=zero, optimizer="muon", muon_steps=steps)
         costs = [steps * (4 * n * size**2 + 2 * size**3) / rate for n in (3 * size, size, 4 * size, 4 * size)]
-        plan = ModelPlan(SMALL, layout, 24, machine)
-        other = ModelPlan(SMALL, replace(layout, optimizer="adamw"), 24, machine)
-        load = np.zeros(layout.ranks)
-        for cost in sorted(8 * costs, reverse=True):  # each to the rank with the least work so far
-            load[load.argmin()] += cost
-        assert plan.seconds["newton_schulz"] == pytest.approx(load.max()), layout
-        words, h = 8 * 12 * size**2, layout.ranks
-        own = 1 if zero or dp == 1 else dp  # with stage 0 ranks along dp update the same elements
-        if loads := plan.homes(0):
-            assert loads.received.sum() == own * words + words - 2 * sum(loads.own[range(32), loads.homes])
-            assert loads.updated.sum() == own * words
-        assert plan.words.get("homes", 0) == (loads.received.max() if loads and h > 1 else 0)
-        assert other.bytes["optimizer"] - plan.bytes["optimizer"] == 4 * (loads.updated.min() if loads else 0)
-        check_sums(plan)
-        assert plan.times.of_phases()["optimizer"] >= load.max() * (1 - 1e-12)
+        plan, other = (ModelPlan(SMALL, replace(layout, optimizer=x), 192, machine) for x in ("muon", "adamw"))
+        parts = dp if zero else 1
+        assert plan.seconds["newton_schulz"] == pytest.approx(max(*costs, 8 * sum(costs) / tp / parts)), layout
+        assert plan.words.get("owners", 0) == pytest.approx(2 * (tp - 1) / tp * matrices / tp / parts)
+        assert other.bytes["optimizer"] - plan.bytes["optimizer"] == pytest.approx(4 * matrices / tp / parts)
 
 
 def test_the_bytes_of_an_update() -> None:
@@ -86,7 +49,7 @@ def test_each_collective_has_its_links() -> None:
     machine = replace(A100, intra={kind: Link(1e-6, each) for kind, each in beta.items()}, ranks_per_node=None)
     one = {"dp": 2, "tp": 2, "pp": 2, "cp": 2, "ep": 2}
     for zero, gradients in ((0, 2.0), (1, 3.0)):
-        times = StepSeconds(ModelPlan(SMALL, TrainingLayout(**one, zero=zero), 8, machine), machine)
+        times = ModelPlan(SMALL, TrainingLayout(**one, zero=zero), 8, machine)
         kinds = {"tensor": 2.0, "context": 1.0, "parameters": 1.0, "pipeline": 5.0, "experts": 7.0}
         for kind, seconds in {**kinds, "gradients": gradients}.items():
             assert times.transfer(kind, 1e9) == pytest.approx(seconds), (kind, zero)
@@ -95,24 +58,23 @@ def test_each_collective_has_its_links() -> None:
 def test_where_words_travel() -> None:
     """tp inside a node, stages between nodes; rings that leave a node share its cards."""
     plan, cards = ModelPlan(GPT3, TrainingLayout(dp=4, tp=4, pp=8), 64, A100), 8 * 0.9 * 25e9
-    assert plan.links == {"tensor": NODE, "pipeline": NETWORK, "gradients": NETWORK}
+    assert {kind: plan.link(kind) for kind in plan.words} == {"tensor": NODE, "pipeline": NETWORK, "gradients": NETWORK}
     other = replace(plan, layout=TrainingLayout(dp=16, tp=1, pp=8))
-    seconds = [x.times.transfer("gradients", cards) for x in (plan, other)]
+    seconds = [x.transfer("gradients", cards) for x in (plan, other)]
     assert seconds == pytest.approx([4, 1])  # four rings, one for each rank of a tp line
-    assert plan.times.transfer("pipeline", cards) == pytest.approx(8)
+    assert plan.transfer("pipeline", cards) == pytest.approx(8)
     plan = ModelPlan(GPT3, TrainingLayout(dp=1000, tp=10, pp=10), 10**6, H100)  # of a hundred thousand ranks
     assert all(np.isfinite([*plan.seconds.values(), *plan.bytes.values(), *plan.words.values(), plan.mfu]))
 
 
 def test_groups_that_end_on_two_nodes_travel() -> None:
     """Words stay on a node where all lines of the mesh do: six ranks are fewer than eight, but 6 and 7 | 8 ... 11."""
-    axes = {"tensor": "tp", "context": "cp", "gradients": "dp+cp", "experts": "ep", "homes": "dp+cp+tp",
-            "pipeline": "pp"}  # fmt: skip
+    axes = {"tensor": "tp", "context": "cp", "gradients": "dp+cp", "experts": "ep", "owners": "tp", "pipeline": "pp"}
     sizes = ((24, 1, 1, 1, 6), (2, 2, 1, 3, 1), (4, 3, 2, 1, 2), (3, 1, 4, 2, 3), (8, 2, 2, 1, 4), (2, 3, 1, 1, 1))
     for (dp, tp, pp, cp, ep), node in product(sizes, (2, 3, 4, 6, 8, 12)):
         layout, machine = TrainingLayout(dp, tp, pp, cp, ep), replace(A100, ranks_per_node=node)
         mesh = replace(layout.mesh, nodes=tuple(rank // node for rank in range(layout.ranks)))
-        times = ModelPlan(SMALL, layout, 24, machine).times
+        times = ModelPlan(SMALL, layout, 24, machine)
         for kind, axis in axes.items():
             assert (times.link(kind) == NETWORK) == mesh.crosses(axis), (kind, layout, node)
 
@@ -122,12 +84,12 @@ def test_rings_and_exchanges_share_the_cards_of_a_node() -> None:
     for (dp, tp, ep), node in product(((24, 1, 6), (12, 2, 6), (24, 1, 3), (16, 1, 16), (9, 2, 3)), (4, 8)):
         machine = replace(A100, ranks_per_node=node, inter=dict.fromkeys(KINDS, Link(1e-6, 1.0)))
         layout = TrainingLayout(dp, tp, ep=ep)
-        times = ModelPlan(replace(SMALL, experts=ep, topk=1), layout, dp, machine).times
+        times = ModelPlan(replace(SMALL, experts=ep, topk=1), layout, dp, machine)
         lines = [[rank // node for rank in line] for line in layout.mesh.lines("ep")]
         away = max(sum(x != y for x in line for y in line) / ep / (ep - 1) for line in lines)
         assert times.transfer("experts", 1) == pytest.approx(node * away), (layout, node)
         # a line along cp lies where one of experts does, and its ranks are a ring
-        times = ModelPlan(SMALL, TrainingLayout(dp // ep, tp, cp=ep), dp, machine).times
+        times = ModelPlan(SMALL, TrainingLayout(dp // ep, tp, cp=ep), dp, machine)
         entering = [y for line in lines for x, y in zip([line[-1], *line], line, strict=False) if x != y]
         most = max(map(entering.count, entering))
         assert most <= times.transfer("context", 1) <= (2 if dp > ep else 1) * most, (layout, node)
@@ -136,12 +98,12 @@ def test_rings_and_exchanges_share_the_cards_of_a_node() -> None:
 def test_gradients_of_one_stage_are_reduced_behind_the_backward_pass() -> None:
     """On GPUs, behind all layers but the first; with several stages, and on hosts, after them."""
     network = replace(A100, inter=dict.fromkeys(KINDS, Link(1e-6, 1e-6)), ranks_per_node=1)
-    for zero, each, pp, m in ((0, False, 1, 1), (2, False, 1, 4), (3, True, 1, 4), (0, False, 2, 1), (2, False, 2, 4)):
-        layout = TrainingLayout(dp=2, pp=pp, zero=zero, reduce_each=each)
+    for zero, pp, m in ((0, 1, 1), (1, 1, 4), (3, 1, 4), (0, 2, 1), (2, 2, 4)):
+        layout = TrainingLayout(dp=2, pp=pp, zero=zero)
         for machine in (network, replace(network, device=HOST, overlap=0.5)):
             plan = ModelPlan(SMALL, layout, 2 * m, machine)
-            moving = (1 - machine.overlap) * plan.times.transfer("gradients", 4 * plan.words["gradients"])
-            hidden = (m if each else 1) * (SMALL.layers - 1) * sum(plan.times.backward.values())
+            moving = (1 - machine.overlap) * plan.transfer("gradients", 4 * plan.words["gradients"])
+            hidden = (m if zero > 1 else 1) * (SMALL.layers - 1) * sum(plan.of_block["backward"].values())
             hidden *= pp == 1 and machine.device != HOST
             assert moving > hidden, "the test is of what is left"
             assert plan.seconds["gradients"] == pytest.approx(moving - hidden), (layout, machine.device)
@@ -159,58 +121,3 @@ def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
         sums = (m - 1) * words_of_stage(plan) * size / (2 * A100.copy_bandwidth)
         assert apart.seconds.get("sums", 0) == pytest.approx(sums) and "sums" not in plan.seconds
         assert apart.step_seconds - plan.step_seconds == pytest.approx((1 + float(plan.bubble)) * sums)
-        backward = [x.times.of_phases()["backward"] for x in (plan, apart)]
-        assert backward[1] - backward[0] == pytest.approx(sums)
-        check_sums(apart)
-
-
-def test_calls_and_copies_of_hosts() -> None:
-    """Calls forward half as long as backward, those of lines where ranks share the layers; three copies of own rows."""
-    free = replace(AT_ONCE, intra=dict.fromkeys(KINDS, Link(1e-9, 1e-30)), copy_bandwidth=1e3)
-    own, line = {"layer": 3.0, "ends": 5.0, "update": 7.0}, {"layer": 6.0, "ends": 50.0, "update": 70.0}
-    host, m = replace(free, device=HOST, calls=own, line_calls=line), 12 // 3
-    for t, dp in ((1, 1), (2, 1), (4, 1), (1, 2)):
-        layout = TrainingLayout(tp=t, dp=dp, microbatch=3, dtype="float32")
-        calls = line if t > 1 else own
-        plans = [ModelPlan(SMALL, layout, 12 * dp, x) for x in (host, replace(host, calls={}, line_calls={}), free)]
-        times, without, gpu = (x.times for x in plans)
-        assert times.forward["calls"] == times.backward["calls"] / 2 == calls["layer"] / 3
-        assert without.forward["calls"] == gpu.forward["calls"] == 0
-        copied = 2 * 3 * (3 * SMALL.sequence * SMALL.hidden / t) * 4 / 1e3
-        assert times.forward["tensor"] == times.backward["tensor"] == pytest.approx((t > 1) * copied)
-        assert gpu.forward["tensor"] == pytest.approx(0, abs=1e-9)
-        assert plans[0].seconds["calls"] == pytest.approx(m * SMALL.layers * calls["layer"])
-        more = [plans[0].seconds[x] - plans[1].seconds[x] for x in ("scores", "optimizer")]
-        assert more == pytest.approx([m * calls["ends"], (line if t * dp > 1 else own)["update"]])
-
-
-def test_the_ends_of_a_model_on_a_host() -> None:
-    """A last norm, a softmax of all scores, and two tables; on the first or the last stage alone no tables."""
-    seconds: dict[Any, float] = {"normalization": 1.0, "softmax": 1e-3, "embedding": 1e-6}
-    machine = replace(AT_ONCE, functions=seconds)
-    for t, pp in ((1, 1), (2, 1), (1, 2)):
-        plan = ModelPlan(SMALL, TrainingLayout(tp=t, pp=pp, microbatch=3, dtype="float32"), 12, machine)
-        rows, scores = 3 * SMALL.sequence * SMALL.hidden / t, 3 * SMALL.sequence * SMALL.vocabulary / t
-        assert plan.seconds["scores"] == pytest.approx(4 * (rows + 1e-3 * scores), rel=1e-12)
-        assert plan.seconds.get("embedding", 0) == pytest.approx((pp == 1) * 4 * 2e-6 * rows)
-        check_sums(plan)
-
-
-def test_products_of_layers_have_their_own_rates() -> None:
-    """By the least dimension, float64 as much slower as panels are; without rates of layers those of panels."""
-    gamma: Any = {"float32": {64: 4e9}, "float64": {64: 1e9}}
-    panels = replace(A100, gamma=gamma, copy_bandwidth=1e9)
-    machine = replace(panels, linear={64: 2e9, 256: 8e9})
-    for dtype, slower in (("float32", 1), ("float64", 4), ("bfloat16", 1)):
-        kind = ModelPlan(SMALL, TrainingLayout(dtype=dtype), 8, A100).layout.element
-        for mnk, rate in (((512, 64, 256), 2e9), ((512, 256, 256), 8e9), ((32, 64, 64), 1e9)):
-            m, n, k = mnk
-            copied = (m * n + n * k + m * k) * kind.itemsize / 1e9
-            assert machine.of_layer(kind, *mnk) == pytest.approx(2 * m * n * k * slower / rate + copied)
-            assert panels.of_layer(kind, *mnk) == panels.multiply(kind, mnk, mnk)
-        assert machine.of_layer(kind, 0, 64, 64) == 0
-    free = replace(panels, copy_bandwidth=1e30)
-    machines = (free, replace(free, linear={64: 4e9}), replace(free, linear={64: 2e9}))
-    plain, one, half = (ModelPlan(SMALL, TrainingLayout(dtype="float32"), 8, x).seconds for x in machines)
-    for part in ("products", "scores"):
-        assert [half[part], plain[part]] == pytest.approx([2 * one[part], one[part]])
