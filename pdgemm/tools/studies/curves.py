@@ -131,6 +131,11 @@ class Curve:
     def case(self) -> Any:
         return self.points[0].case
 
+    @property
+    def line(self) -> list[Any]:
+        """The points that a line joins: `first`, where it is on fewer ranks, and the points of the curve."""
+        return [*{x.ranks: x for x in (self.first, *self.points)}.values()]
+
     def predicted(self, point: Measurement) -> float:
         """Return the predicted seconds of a point; nan where there is no prediction."""
         predictions = self.forecast.predictions if self.forecast else ()

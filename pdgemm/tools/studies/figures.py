@@ -200,7 +200,7 @@ def _lines(section: Section, quantity: Quantity, axes: Axes) -> None:
     forecasts = [] if quantity.name == "fraction" else [x.forecast for x in section.curves if x.forecast]
     counts = sorted({*section.counts, *(x.ranks for forecast in forecasts for x in forecast.predictions)})
     for number, curve in enumerate(section.curves):
-        draw_measured(axes, number, curve.label, curve.points, [quantity.value(x, curve.first) for x in curve.points])
+        draw_measured(axes, number, curve.label, curve.line, [quantity.value(x, curve.first) for x in curve.line])
         if curve.forecast in forecasts:
             predictions = curve.forecast.predictions
             first = next((x for x in predictions if x.ranks == curve.first.ranks), None)

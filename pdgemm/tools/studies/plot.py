@@ -55,13 +55,14 @@ COLUMNS_OF_TRAINING: dict[str, Callable[[Curve, Any], str]] = {
     "MFU [%]": lambda curve, x: "-" if x.training.mfu is None else f"{100 * x.training.mfu:.0f}",
     "waiting [%]": lambda curve, x: f"{100 * x.training.waited / x.seconds:.0f}",
     "last loss": lambda curve, x: f"{x.training.losses[-1]:.6f}",
-    "words received": lambda curve, x: "; ".join(map(str, x.training.words)) or "none",
+    "words received in a step": lambda curve, x: "; ".join(map(str, x.training.words)) or "none",
 }
-OF_TRAINING = (
+OF_TRAINING = (  # the first nine are those of the first table
     "curve", "ranks", "layout", "samples", "time", "tokens/s", "efficiency [%]", "model error [%]", "MFU [%]",
-    "median [s]", "95% interval [s]", "predicted [s]", "waiting [%]", "last loss", "core-hours", "words received",
+    "median [s]", "95% interval [s]", "predicted [s]", "waiting [%]", "last loss", "core-hours",
+    "words received in a step",
 )  # fmt: skip
-KEY_OF_TRAINING = OF_TRAINING[:9]
+_WORDS = "curve", "layout", "words received in a step"  # columns of words
 
 
 class ReportSection(NamedTuple):
@@ -134,13 +135,11 @@ def predict_curves(results: Results, machine: Machine | None, to: int | None) ->
         counts = section.counts
         last = to or min(counts[-1] * max(4, counts[-1] // counts[0]), _FAR)
         for curve in section.curves:
-            known = machine or results.machines.get(curve.first.source)
+            known = (None if section.training else machine) or results.machines.get(curve.first.source)
             if section.training:  # by the plans of the runs
-                planned = [point for point in (curve.first, *curve.points) if isinstance(point, TrainingPoint)]
-                by_ranks = {point.ranks: point.planned for point in planned}
-                calibrated = all(point.training.mfu is not None for point in planned)
-                machine_of_runs = results.machines.get(curve.first.source) or Machine()
-                curve.forecast = Predicted(tuple(by_ranks.values()), machine_of_runs, calibrated, guessed=False)
+                calibrated = all(x.training.mfu is not None for x in curve.line)
+                planned = tuple(x.planned for x in curve.line)
+                curve.forecast = Predicted(planned, known or Machine(), calibrated, guessed=False)
                 continue
             nodes = per_node(point for point in results.points if point.settings == curve.first.settings)
             measured = [point.ranks for point in curve.points]
@@ -181,18 +180,17 @@ def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
 def tables_of_section(section: Section) -> dict[str, Table]:
     """Return the tables of a section, by their headings."""
     gpus = any(point.cost.gpu_hours for point in section.points)
-    cells = COLUMNS | COLUMNS_OF_TRAINING if section.training else COLUMNS
-    columns = [x for x in (OF_TRAINING if section.training else COLUMNS) if x != "time" and (gpus or x != "GPU-hours")]
-    fastest = [(curve, max(curve.points, key=lambda x: x.flops / x.seconds)) for curve in section.curves]
-    words = ("curve", "layout", "words received") if section.training else ("curve",)
+    cells, every, key, heading = COLUMNS, [*COLUMNS], KEY, "the fastest product of each curve"
+    rows = [(curve, max(curve.points, key=lambda x: x.flops / x.seconds)) for curve in section.curves]
+    if section.training:
+        cells, every, key = COLUMNS | COLUMNS_OF_TRAINING, [*OF_TRAINING], OF_TRAINING[:9]
+        heading = "the fastest layout on each number of ranks"
+        faster_last = sorted(section.rows, key=lambda row: (row[1].ranks, -row[1].seconds))
+        rows = [*{(id(curve.first), x.ranks): (curve, x) for curve, x in faster_last}.values()]
+    columns = [name for name in every if name != "time" and (gpus or name != "GPU-hours")]
     return {
-        heading: Table(names, [[cells[name](curve, x) for name in names] for curve, x in rows], words)
-        for heading, names, rows in (
-            ("the fastest product of each curve", KEY, fastest)
-            if not section.training
-            else ("the fastest number of ranks of each layout", KEY_OF_TRAINING, fastest),
-            ("All measurements", columns, section.rows),
-        )
+        title: Table(names, [[cells[name](curve, x) for name in names] for curve, x in shown], _WORDS)
+        for title, names, shown in ((heading, key, rows), ("All measurements", columns, section.rows))
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -145,15 +146,14 @@ def training_cases(
     cases = dict[TrainingCase, None]()
     for text in layouts:
         written = _written(text) if "=" in text else None
-        for number in ranks if written is None else [written.ranks]:
-            if number not in ranks:
-                raise ArgumentError(f"{text} is a layout of {counted(number, 'rank')}, which --ranks does not have")
-            for layout in text.split(",") if written is None else [text]:
-                for dtype in dtypes:
-                    members = {"kind": kind, "ranks": number, "dtype": dtype, **sizes, **options}
-                    members["layout"] = AUTO if number == 1 and layout in AXES else layout
-                    members |= {"batch": batch * number, "of": batch} if kind == "weak" else {"batch": batch, "of": 0}
-                    cases[TrainingCase.from_dict(members)] = None
+        if written and written.ranks not in ranks:
+            raise ArgumentError(f"{text} is a layout of {counted(written.ranks, 'rank')}, which --ranks does not have")
+        names, numbers = ([text], [written.ranks]) if written else (text.split(","), ranks)
+        for layout, number, dtype in product(names, numbers, dtypes):
+            members = {"kind": kind, "ranks": number, "dtype": dtype, **sizes, **options}
+            members["layout"] = AUTO if number == 1 and layout in AXES else layout
+            members |= {"batch": batch * number, "of": batch} if kind == "weak" else {"batch": batch, "of": 0}
+            cases[TrainingCase.from_dict(members)] = None
     for case in cases:
         case.plan(Machine())
     return sorted(cases, key=lambda case: case.ranks)
