@@ -7,15 +7,14 @@ import platform
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, partial
-from importlib.util import module_from_spec, spec_from_file_location
 from math import isfinite, isqrt, prod
 from pathlib import Path
+from runpy import run_path
 from time import perf_counter
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -116,10 +115,10 @@ def measure_training(
     """
     comm, reports = grid.comm, list[Any]()
     with together(comm) as arguments:
-        program, plan = _loaded(program_file(case.program)), case.plan(machine or Machine())
+        training, plan = _program_of(program_file(case.program)), case.plan(machine or Machine())
         words = case.words(plan.layout)
         arguments += ["a case of training", words]
-    for run in program.training(words, comm):
+    for run in training(words, comm):
         reports.append(getattr(run, "report", None))
         notify(max(0, len(reports) - case.warmup))
     with together(comm):
@@ -138,7 +137,7 @@ def measure_training(
     around, median = circumstances(grid), float(np.median(seconds))
     if comm.rank:
         return None
-    training = {
+    figures = {
         "layout": str(plan.layout),
         "waited": waited,
         "planned": sum(plan.times.of_parts().values()),
@@ -146,10 +145,10 @@ def measure_training(
         "losses": [loss if isfinite(loss) else None for loss in losses],
     }
     if machine is not None:
-        training["mfu"] = case.flops / (median * case.ranks * machine.rate(case.dtype, LARGE))
+        figures["mfu"] = case.flops / (median * case.ranks * machine.rate(case.dtype, LARGE))
     threads = comm.size * max(around["setting"]["threads_per_rank"])
     record = _record(case, bool(np.isfinite(losses).all()), seconds, case.warmup, (threads, 0))
-    return {**record, "training": training, **around}
+    return {**record, "training": figures, **around}
 
 
 def _received(
@@ -182,17 +181,13 @@ def _record(case: AnyCase, right: bool, seconds: list[float], warmup: int, used:
 
 
 @cache
-def _loaded(path: Path) -> ModuleType:
-    """Return the program of a file, which can import modules beside it.  Raises ArgumentError."""
+def _program_of(path: Path) -> Callable[..., Iterable[Any]]:
+    """Return the function `training` of a program, which can import modules beside it.  Raises ArgumentError."""
     sys.path.insert(0, str(path.resolve().parent))
-    spec = spec_from_file_location("program_of_study", path)
-    assert spec is not None and spec.loader is not None
-    sys.modules[spec.name] = module = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        return run_path(str(path), run_name="program_of_study")["training"]
     except Exception as bad:
         raise ArgumentError(f"{path} cannot be loaded: {type(bad).__name__}: {bad}") from bad
-    return module
 
 
 def _peak(grid: ProcessGrid, case: Case) -> float:

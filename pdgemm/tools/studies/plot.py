@@ -16,7 +16,7 @@ from pdgemm.support.text import Table, algorithm_name, counted, echo, in_seconds
 from pdgemm.tools.studies import figures
 from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Results, Section, per_node, read_all
 from pdgemm.tools.studies.figures import FigurePanel
-from pdgemm.tools.studies.predictions import Predicted, assumptions, predict
+from pdgemm.tools.studies.predictions import Predicted, Prediction, assumptions, predict
 from pdgemm.tools.studies.records import AnyCase, Measurement, Record, read_study, relative
 from pdgemm.tools.studies.training_cases import TrainingCase
 from pdgemm.tools.studies.training_points import TrainingPoint, agreement
@@ -138,7 +138,7 @@ def predict_curves(results: Results, machine: Machine | None, to: int | None) ->
             known = (None if section.training else machine) or results.machines.get(curve.first.source)
             if section.training:  # by the plans of the runs
                 calibrated = all(x.training.mfu is not None for x in curve.line)
-                planned = tuple(x.planned for x in curve.line)
+                planned = tuple(Prediction(x.case, x.training.planned) for x in curve.line)
                 curve.forecast = Predicted(planned, known or Machine(), calibrated, guessed=False)
                 continue
             nodes = per_node(point for point in results.points if point.settings == curve.first.settings)
@@ -180,10 +180,10 @@ def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
 def tables_of_section(section: Section) -> dict[str, Table]:
     """Return the tables of a section, by their headings."""
     gpus = any(point.cost.gpu_hours for point in section.points)
-    cells, every, key, heading = COLUMNS, [*COLUMNS], KEY, "the fastest product of each curve"
+    cells, every, key, heading = COLUMNS, [*COLUMNS], [*KEY], "the fastest product of each curve"
     rows = [(curve, max(curve.points, key=lambda x: x.flops / x.seconds)) for curve in section.curves]
     if section.training:
-        cells, every, key = COLUMNS | COLUMNS_OF_TRAINING, [*OF_TRAINING], OF_TRAINING[:9]
+        cells, every, key = COLUMNS | COLUMNS_OF_TRAINING, [*OF_TRAINING], [*OF_TRAINING[:9]]
         heading = "the fastest layout on each number of ranks"
         faster_last = sorted(section.rows, key=lambda row: (row[1].ranks, -row[1].seconds))
         rows = [*{(id(curve.first), x.ranks): (curve, x) for curve, x in faster_last}.values()]

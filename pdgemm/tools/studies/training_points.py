@@ -14,7 +14,6 @@ from msgspec import Struct
 from pdgemm.errors import ArgumentError
 from pdgemm.support.json_input import Figure, Positive, Size
 from pdgemm.support.text import counted, in_seconds
-from pdgemm.tools.studies.predictions import Prediction
 from pdgemm.tools.studies.records import Measurement, Record
 from pdgemm.tools.studies.training_cases import TrainingCase
 
@@ -59,18 +58,13 @@ class TrainingPoint(Measurement, kw_only=True):
         return point
 
     @property
-    def planned(self) -> Prediction:
-        """The planned step."""
-        return Prediction(self.case, self.training.planned)
-
-    @property
     def parts(self) -> dict[str, float]:
         """The seconds of a step by part, mean over the ranks."""
         return {"compute": max(0.0, self.seconds - self.training.waited), "wait for data": self.training.waited}
 
     @property
     def remark(self) -> str:
-        return f", planned {in_seconds(self.planned.seconds)}: {self.training.layout}"
+        return f", planned {in_seconds(self.training.planned)}: {self.training.layout}"
 
     def __str__(self) -> str:
         return f"{counted(self.ranks, 'rank')}{'*' * self.oversubscribed}, {self.training.layout}"
