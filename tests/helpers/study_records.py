@@ -10,7 +10,7 @@ from typing import Any
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import Case, cases
-from pdgemm.tools.studies.training.training_cases import SIZES, TrainingCase, training_cases
+from pdgemm.tools.studies.training_cases import SIZES, TrainingCase, training_cases
 
 SIDE = 1024
 
@@ -72,22 +72,17 @@ def trained(
 
 def training_record(case: TrainingCase, seconds: float, **changes: Any) -> dict[str, Any]:
     """Return a record in the format of `pdgemm scaling --train`.   changes : to `training`."""
-    phases = {"data": 0.01, "forward": 0.3, "backward": 0.5, "pipeline": 0.04, "reduce": 0.05, "optimizer": 0.06,
-              "other": 0.04}  # fmt: skip
-    planned = {"forward": 0.2, "backward": 0.4, "transfers": 0.1, "wait": 0.02, "update": 0.03}
     words = 1000.0 * (case.ranks - 1)
-    kind = {"kind": "gradients", "counted": words, "formula": words, "all_ranks": case.ranks * words, "differ": 0}
+    kind = {"kind": "gradients", "counted": words, "formula": words, "differ": 0}
     product = record(Case("strong", case.ranks, (8, 8, 8)), seconds)
     return {
         **{name: product[name] for name in ("status", "median_seconds", "confidence", "seconds", "warmup", "cost",
                                             "setting", "command", "environment", "date")},
         "case": case.as_dict(),
         "training": {
-            "layout": f"dp={case.ranks}", "microbatches": 2, "bubble": 0.25, "words": [kind] * (case.ranks > 1),
-            "phases": {name: share * seconds for name, share in phases.items()},
-            "waits": {"forward": 0.02 * seconds, "backward": 0.03 * seconds},
-            "planned": {name: share * seconds for name, share in planned.items()},
-            "losses": [5.5 - 0.1 * step for step in range(8)], "mfu": 0.4, "hfu": 0.5, **changes,
+            "layout": f"dp={case.ranks}", "waited": 0.2 * seconds, "planned": 0.75 * seconds,
+            "words": [kind] * (case.ranks > 1), "losses": [5.5 - 0.1 * step for step in range(8)], "mfu": 0.4,
+            **changes,
         },
     }  # fmt: skip
 

@@ -27,7 +27,7 @@ from pdgemm.tools.studies import figures, records
 from pdgemm.tools.studies.cases import KINDS, cases
 from pdgemm.tools.studies.jobs import BAD_INPUT, ENDED, Ended, Launcher, StudyJobs, threads_per_rank
 from pdgemm.tools.studies.plot import finished
-from pdgemm.tools.studies.training.training_cases import AUTO, EXAMPLE, SIZES, program_file, training_cases
+from pdgemm.tools.studies.training_cases import AUTO, EXAMPLE, SIZES, program_file, training_cases
 
 if TYPE_CHECKING:
     from mpi4py import MPI

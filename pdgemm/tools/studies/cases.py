@@ -47,14 +47,6 @@ class Case:
         return converted(members, cls, "not a case", exact=True)
 
     @property
-    def curve(self) -> tuple[Any, ...]:
-        """The key of the curve: the cases that one line of a figure joins have the same key."""
-        return (
-            self.kind, self.of or ",".join(map(str, self.mnk)), self.dtype, self.algorithm, self.mover,
-            self.memory_limit, self.device,
-        )  # fmt: skip
-
-    @property
     def flops(self) -> int:
         return gemm_flops(*self.mnk, self.dtype.startswith("complex"))
 
@@ -63,6 +55,18 @@ class Case:
         """The shape as the user requested it."""
         shape = (self.of or ",".join(map(str, self.mnk))).replace(",", " x ")
         return f"{shape} on one rank" if self.kind == "weak" else shape
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts that distinguish its curve from others; "" stands for the usual value."""
+        return {
+            "shape": self.requested,
+            "algorithm": self.algorithm,
+            "dtype": self.dtype,
+            "mover": "" if self.mover == "auto" else f"mover {self.mover}",
+            "memory": "" if self.memory_limit is None else f"{in_bytes(self.memory_limit)} of buffers",
+            "device": "" if self.device == "host" else self.device,
+        }
 
     def on(self, ranks: int) -> Case:
         """Return the case of the same curve on `ranks` ranks."""

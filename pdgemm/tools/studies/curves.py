@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 from msgspec import Struct
@@ -17,14 +17,12 @@ from msgspec import Struct
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.json_input import Count, Figure, Positive, converted
-from pdgemm.support.text import in_bytes
 from pdgemm.tools.studies import records
 from pdgemm.tools.studies.cases import KINDS, MNK, Case
-from pdgemm.tools.studies.predictions import Predicted, Prediction
+from pdgemm.tools.studies.predictions import Predicted
 from pdgemm.tools.studies.records import Measurement, Record
-from pdgemm.tools.studies.training import training_curves
-from pdgemm.tools.studies.training.training_cases import TrainingCase
-from pdgemm.tools.studies.training.training_curves import TrainingPoint, TrainingSection
+from pdgemm.tools.studies.training_cases import TrainingCase
+from pdgemm.tools.studies.training_points import TrainingPoint, notes_of_training
 
 TITLES = {"strong": "Strong scaling", "weak": "Weak scaling", "shapes": "Shapes"}
 TITLED = ("shape", "algorithm", "dtype", "mover", "memory", "device")
@@ -75,17 +73,12 @@ class Point(Measurement, kw_only=True):
     fraction: Positive = msgspec.field(name="fraction_of_peak")
 
     @classmethod
-    def of(cls, record: Record, source: Path) -> Point:
-        """Return the point of a record.  Raises ArgumentError where the record is incomplete or invalid."""
-        point = converted({**record, "record": record, "source": str(source)}, cls)
+    def of(cls, record: Record, source: Path) -> Self:
+        point = super().of(record, source)
         if point.case.kind == "weak":
             mnk, shape = point.case.of, cast("Any", MNK)
             converted(mnk.split(","), shape, f"a weak case is of m,n,k on one rank, got {mnk!r}", strict=False)
         return point
-
-    @property
-    def flops(self) -> int:
-        return self.case.flops
 
     @property
     def gflops(self) -> float:
@@ -101,10 +94,13 @@ class Point(Measurement, kw_only=True):
         """The ratio of words to the lower bound; nan where no words have to be sent."""
         return self.words / self.product.lower_bound_words if self.product.lower_bound_words else nan
 
-    def ideal(self, ranks: int) -> Prediction:
-        """Return the ideal time of the same curve on `ranks` ranks, if each rank computes as fast as at this point."""
-        case = self.case.on(ranks)
-        return Prediction(case, self.seconds * (case.flops / self.flops) * (self.ranks / ranks))
+    @property
+    def hidden(self) -> float:
+        return self.product.per_rank.hidden_seconds.mean
+
+    @property
+    def remark(self) -> str:
+        return f", {self.product.overlap:.0%} of transfers hidden" if self.product.overlap else ""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -122,23 +118,25 @@ class Point(Measurement, kw_only=True):
 class Curve:
     """The points of one setting whose cases differ only in the number of ranks, in the order of this number.
 
+    first    : the point to which efficiency is relative, the fastest one on the fewest ranks.
     forecast : the predictions of the planner, where there are any.
     """
 
-    points: Sequence[Point]
+    points: Sequence[Measurement]
+    first: Measurement
     label: str = ""
     forecast: Predicted | None = None
 
     @property
-    def case(self) -> Case:
-        return self.first.case
+    def case(self) -> Any:
+        return self.points[0].case
 
     @property
-    def first(self) -> Point:
-        """The point on the fewest ranks, to which efficiency is relative."""
-        return self.points[0]
+    def line(self) -> list[Any]:
+        """The points that a line joins: `first`, where it is on fewer ranks, and the points of the curve."""
+        return [*{x.ranks: x for x in (self.first, *self.points)}.values()]
 
-    def predicted(self, point: Point) -> float:
+    def predicted(self, point: Measurement) -> float:
         """Return the predicted seconds of a point; nan where there is no prediction."""
         predictions = self.forecast.predictions if self.forecast else ()
         return next((x.seconds for x in predictions if x.ranks == point.ranks), nan)
@@ -146,15 +144,10 @@ class Curve:
     @cached_property
     def texts(self) -> dict[str, str]:
         """The texts that distinguish the curve from other curves; "" stands for the usual value."""
-        case, settings = self.case, self.first.settings
+        settings = self.points[0].settings
         threads = settings["threads_per_rank"]
         return {
-            "shape": case.requested,
-            "algorithm": case.algorithm,
-            "dtype": case.dtype,
-            "mover": "" if case.mover == "auto" else f"mover {case.mover}",
-            "memory": "" if case.memory_limit is None else f"{in_bytes(case.memory_limit)} of buffers",
-            "device": "" if case.device == "host" else case.device,
+            **self.case.texts,
             **settings,
             "pdgemm": f"pdgemm {settings['pdgemm']}",
             "threads_per_rank": f"{threads} thread{'' if threads == '1' else 's'} per rank",
@@ -163,26 +156,27 @@ class Curve:
 
 @dataclass
 class Section:
-    """The section of a report for one kind of study."""
+    """The section of a report for one kind of study.   training : whether it is of training, or of products."""
 
     kind: str
-    curves: list[Curve] = field(default_factory=list)
+    curves: list[Curve]
+    training: bool
 
     @property
-    def rows(self) -> list[tuple[Curve, Point]]:
+    def rows(self) -> list[tuple[Curve, Any]]:
         """All points, each with its curve."""
         return [(curve, point) for curve in self.curves for point in curve.points]
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[Any]:
         return [point for _, point in self.rows]
 
     @property
     def title(self) -> str:
         """The title: the kind of the study, and the properties that all curves share."""
         first, *others = (curve.texts for curve in self.curves)
-        common = [first[name] for name in TITLED if first[name] and all(x[name] == first[name] for x in others)]
-        return ": ".join(filter(None, (TITLES[self.kind], ", ".join(common))))
+        common = [first[name] for name in TITLED if first.get(name) and all(x[name] == first[name] for x in others)]
+        return ": ".join(filter(None, (TITLES[self.kind] + " of training" * self.training, ", ".join(common))))
 
     @property
     def counts(self) -> list[int]:
@@ -190,9 +184,9 @@ class Section:
         return sorted({point.ranks for point in self.points})
 
     @property
-    def fastest(self) -> list[Point]:
+    def fastest(self) -> list[Measurement]:
         """The fastest point on the fewest ranks for each shape, type and setting."""
-        firsts = dict[Any, Point]()
+        firsts = dict[Any, Measurement]()
         for first in sorted((curve.first for curve in self.curves), key=lambda x: (x.ranks, x.seconds)):
             firsts.setdefault((first.case.requested, first.case.dtype, *first.settings.values()), first)
         return [*firsts.values()]
@@ -202,7 +196,7 @@ class Section:
 class Results:
     """The results in the files of studies.
 
-    sections, trainings : report sections of products, and of training.
+    sections : of products and of training.
     unread   : place and fault of each line, or measurement, that cannot be used.
     notes    : further facts that a reader of the report must know.
     machines : the calibration of each file.
@@ -214,23 +208,17 @@ class Results:
     notes: list[str] = field(default_factory=list)
     machines: dict[str, Machine] = field(default_factory=dict)
     bad: list[tuple[Path, records.AnyCase, Record]] = field(default_factory=list)
-    trainings: list[TrainingSection] = field(default_factory=list)
 
     @cached_property
-    def points(self) -> list[Point]:
-        """The products that were measured."""
-        return [point for section in self.sections for point in section.points]
-
-    @cached_property
-    def measurements(self) -> list[Measurement]:
+    def points(self) -> list[Any]:
         """All measurements."""
-        return [*self.points, *(point for section in self.trainings for point in section.points)]
+        return [point for section in self.sections for point in section.points]
 
 
 def read_all(paths: Sequence[Path]) -> Results:
     """Read the files of studies.  Raises FileError where a file is missing, or has no record."""
     results = Results()
-    points: dict[tuple[Any, ...], Point | TrainingPoint] = {}
+    points: dict[tuple[Any, ...], Measurement] = {}
     again = 0
     for path in dict.fromkeys(paths):
         for case, record in _opened(path, results).measured.items():
@@ -248,26 +236,29 @@ def read_all(paths: Sequence[Path]) -> Results:
                 points[key] = point
     if again:
         results.notes.append(f"{again} cases were measured in several files: the latest measurement of each is shown.")
+    trained = [x for x in points.values() if isinstance(x, TrainingPoint)]
     for kind in KINDS:
-        if mine := [x for x in points.values() if isinstance(x, Point) and x.case.kind == kind]:
-            results.sections.append(Section(kind, curves_of(mine)))
-    results.trainings = training_curves.sections_of_training(x for x in points.values() if isinstance(x, TrainingPoint))
-    if not results.sections and not results.trainings and not results.bad:
+        for of_kind in ([x for x in points.values() if isinstance(x, Point)], trained):
+            if mine := [x for x in of_kind if x.case.kind == kind]:
+                results.sections.append(Section(kind, curves_of(mine), of_kind is trained))
+    if not results.sections and not results.bad:
         place, why = results.unread[0]
         raise FileError(f"{place}: {why}; there is no other measurement")
-    results.notes += training_curves.notes_of_training(results.trainings) + _notes(results.measurements)
+    results.notes += notes_of_training(trained) + _notes(results.points)
     return results
 
 
-def curves_of(points: Iterable[Point]) -> list[Curve]:
+def curves_of(points: Iterable[Measurement]) -> list[Curve]:
     """Return the curves of the points, labelled by the properties in which they differ."""
-    together = defaultdict(list)
-    for point in points:
-        together[point.case.curve, *point.settings.values()].append(point)
-    curves = [Curve(sorted(each, key=lambda x: x.ranks)) for each in together.values()]
+    together, firsts = defaultdict[Any, list[Measurement]](list), dict[Any, Measurement]()
+    for point in sorted(points, key=lambda x: x.ranks):
+        model = point.case.on(1), *point.settings.values()
+        together[point.case.texts["algorithm"], model].append(point)
+        firsts[model] = min(firsts.get(model, point), point, key=lambda x: (x.ranks, x.seconds))
+    curves = [Curve(each, firsts[model]) for (_, model), each in together.items()]
     properties = [name for name in curves[0].texts if len({curve.texts[name] for curve in curves}) > 1] or ["algorithm"]
     return [
-        Curve(x.points, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in properties))
+        Curve(x.points, x.first, ", ".join(x.texts[name] or USUAL.get(name, f"{name} unknown") for name in properties))
         for x in curves
     ]
 

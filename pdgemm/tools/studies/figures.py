@@ -35,7 +35,7 @@ LIMIT: Any = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
 PREDICTED: Any = {"linestyle": (0, (5, 2)), "linewidth": 1.2}
 OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
 WIDTH, HEIGHT = 11.2, 3.6  # width of a figure and height of a row of panels, in inches
-# the parts of a product's time, from the beginning of a bar, and their colours
+# the parts of a time, from the beginning of a bar, and their colours
 SPLIT = {
     "compute": "C0", "wait for data": "C1", "wait for ranks": "C5", "pack": "C6", "redistribution": "C2",
     "rest": "#bbbbbb",
@@ -68,6 +68,7 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
+    Quantity("tokens", "Tokens per second", "tokens/s", lambda x, _: x.case.tokens / x.seconds),
     Quantity("time", "Time", "time of one product [s]", lambda x, _: x.seconds),
     Quantity("efficiency", "Efficiency", "efficiency [%]", lambda x, first: 100 * relative(first, x) if first else nan),
     Quantity(
@@ -177,12 +178,13 @@ def html_page(template: str, **facts: Any) -> bytes:
     return pages.get_template(template).render(**facts).encode(errors="xmlcharrefreplace")
 
 
-# ------------------------------------------------------------------ sections of products
+# ------------------------------------------------------------------ sections
 def panels(section: Section) -> list[FigurePanel]:
     """Return the panels for which there are data."""
-    several = any(curve.forecast or len(curve.points) > 1 for curve in section.curves)
-    words = any(x.over_bound > 0 for x in section.points)
-    shown = {"time": several, "efficiency": several, "fraction": True, "words": words}
+    training, words = section.training, not section.training and any(x.over_bound > 0 for x in section.points)
+    several = len(section.counts) > 1 or (not training and any(curve.forecast for curve in section.curves))
+    shown = {"tokens": training and several, "time": not training and several, "efficiency": several,
+             "fraction": not training, "words": words}  # fmt: skip
     quantities = [x for x in QUANTITIES if shown[x.name]]
     figures = [
         FigurePanel(x.name, f"({letter}) {x.title}", partial(_lines, section, x))
@@ -190,7 +192,7 @@ def panels(section: Section) -> list[FigurePanel]:
     ]
     title = f"({'abcde'[len(figures)]}) Where the time goes"
     height = 1.5 + 0.24 * len(section.points) + 0.15 * len(section.curves)
-    return [*figures, FigurePanel("split", title, partial(_split, section), True, height)]
+    return [*figures, FigurePanel("waits" if training else "split", title, partial(_split, section), True, height)]
 
 
 def _lines(section: Section, quantity: Quantity, axes: Axes) -> None:
@@ -198,7 +200,7 @@ def _lines(section: Section, quantity: Quantity, axes: Axes) -> None:
     forecasts = [] if quantity.name == "fraction" else [x.forecast for x in section.curves if x.forecast]
     counts = sorted({*section.counts, *(x.ranks for forecast in forecasts for x in forecast.predictions)})
     for number, curve in enumerate(section.curves):
-        draw_measured(axes, number, curve.label, curve.points, [quantity.value(x, curve.first) for x in curve.points])
+        draw_measured(axes, number, curve.label, curve.line, [quantity.value(x, curve.first) for x in curve.line])
         if curve.forecast in forecasts:
             predictions = curve.forecast.predictions
             first = next((x for x in predictions if x.ranks == curve.first.ranks), None)
@@ -214,6 +216,7 @@ def _lines(section: Section, quantity: Quantity, axes: Axes) -> None:
     axes.set_ylabel(quantity.axis)
     if quantity.name == "time":
         _intervals(section, axes)
+    if quantity.name in ("time", "tokens"):
         log_axis(axes)
     else:
         from_0(axes)
@@ -235,19 +238,18 @@ def _split(section: Section, axes: Axes) -> None:
     places = np.array([place + 0.6 * section.curves.index(curve) for place, (curve, _) in enumerate(rows)])
     wholes = [sum(x.parts.values()) for x in points]
     shares = [{name: 100 * part / whole for name, part in x.parts.items()} for x, whole in zip(points, wholes)]
-    bars = draw_parts(axes, places, shares, SPLIT, height=0.78)
+    colors = {name: color for name, color in SPLIT.items() if any(name in x for x in shares)}
+    bars = draw_parts(axes, places, shares, colors, height=0.78)
     compute = np.array([x["compute"] for x in shares])
-    hidden_seconds = np.array([x.product.per_rank.hidden_seconds.mean for x in points])
-    hidden = np.minimum(compute, 100 * hidden_seconds / wholes)
+    hidden = np.minimum(compute, 100 * np.array([x.hidden for x in points]) / wholes)
     if hidden.any():  # next to the waits: together they are the transfers
         style: Any = {"color": SPLIT["compute"], "edgecolor": "white", "hatch": "////", "linewidth": 0}
         axes.barh(places, hidden, 0.78, compute - hidden, label="compute, transfers hidden behind it", **style)
-    overlaps = [f", {x.product.overlap:.0%} of transfers hidden" if x.product.overlap else "" for x in points]
-    axes.bar_label(bars, [in_seconds(x.seconds) + y for x, y in zip(points, overlaps)], padding=4, fontsize=8)
+    axes.bar_label(bars, [in_seconds(x.seconds) + x.remark for x in points], padding=4, fontsize=8)
     names = [f"{curve.label}, {counted(x.ranks, 'rank')}{'*' * x.oversubscribed}" for curve, x in rows]
     row_axis(axes, places, names)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("share of the time of a product [%]" + crowd(points))
+    axes.set_xlabel(f"share of the time of a {'step' if section.training else 'product'} [%]" + crowd(points))
 
 
 # ------------------------------------------------------------------ parts of panels

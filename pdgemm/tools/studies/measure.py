@@ -6,19 +6,24 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from math import isfinite, isqrt, prod
+from pathlib import Path
+from runpy import run_path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from pdgemm.errors import ArgumentError
 from pdgemm.gemm import pdgemm as multiply
 from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import Report, Summary
 from pdgemm.local.arrays.device import of
 from pdgemm.local.arrays.element_functions import element_function
@@ -30,14 +35,17 @@ from pdgemm.matrix.residual import verify
 from pdgemm.names import AnyName
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.schedules.formulas import gemm_flops
+from pdgemm.support.agreement import together
 from pdgemm.tools.profiling.environment import VARIABLES, describe
 from pdgemm.tools.studies.cases import Case
 from pdgemm.tools.studies.jobs import COMMAND
-from pdgemm.tools.studies.records import Record
+from pdgemm.tools.studies.records import AnyCase, Record
+from pdgemm.tools.studies.training_cases import TrainingCase, program_file
 
 PEAK_SIDE = {"host": 3072, "cuda": 8192}  # the largest side of the local products that show the peak
 PEAK_REPEATS = 2
 CONFIDENCE = 0.95
+LARGE = 1 << 20  # the dimension of a product at the peak of a machine
 
 
 def measure(
@@ -82,25 +90,104 @@ def measure(
     if comm.rank:
         return None
     assert all_reports is not None
-    median, peak = float(np.median(seconds)), max(before, after)
-    rate = case.flops / median
+    peak, rate = max(before, after), case.flops / float(np.median(seconds))
     gpus = comm.size / typical.ranks_per_device if case.device == "cuda" else 0.0
     return {
-        "case": case.as_dict(),
-        "status": "ok" if residual.passed else "wrong",
-        "confidence": confidence(ordered),
-        "seconds": seconds,
-        "warmup": warmup,
-        "median_seconds": median,
+        **_record(case, residual.passed, seconds, warmup, (threads, gpus)),
         "gflops": rate / 1e9,
         "peak_gflops": peak / 1e9,
         "fraction_of_peak": rate / peak,
         "residual": residual.value if isfinite(residual.value) else None,
         "residual_bound": residual.bound,
         "product": Summary(all_reports).as_dict(),
-        "cost": {"core_hours": median * threads / 3600, "gpu_hours": median * gpus / 3600},
         **around,
     }
+
+
+def measure_training(
+    grid: ProcessGrid, case: TrainingCase, machine: Machine | None, notify: Callable[[int], object]
+) -> Record | None:
+    """Return the record of a case of training on rank 0.  Collective over the grid, which has `case.ranks` ranks.
+
+    The program yields its run after each step.  Steps before the last `case.steps` warm up, and are not counted.  The
+    time of a step is that of the slowest rank.
+    machine : of the plan; None: an ordinary cluster, no MFU.   notify : is called with the number of steps measured.
+    """
+    comm, reports = grid.comm, list[Any]()
+    with together(comm) as arguments:
+        training, plan = _program_of(program_file(case.program)), case.plan(machine or Machine())
+        words = case.words(plan.layout)
+        arguments += ["a case of training", words]
+    for run in training(words, comm):
+        reports.append(getattr(run, "report", None))
+        notify(max(0, len(reports) - case.warmup))
+    with together(comm):
+        if None in reports or len(reports) != case.warmup + case.steps:
+            raise ArgumentError(
+                f"{case.program}: training() yields the run after each of {case.warmup} + {case.steps} steps, got "
+                f"{len(reports)}, {reports.count(None)} of which have no report"
+            )
+    measured, losses = reports[case.warmup :], [float(x.loss) for x in reports]
+    seconds = np.max(comm.allgather([x.seconds for x in measured]), axis=0).tolist()
+    waited = comm.allreduce(sum(x.waited for x in measured)) / (comm.size * case.steps)
+    import torch  # which the program has loaded
+
+    tokens = torch.zeros(case.batch // plan.layout.dp, case.sequence, dtype=torch.int64)
+    received = _received(comm, [x.traffic for x in measured], run.expected(tokens, tokens))
+    around, median = circumstances(grid), float(np.median(seconds))
+    if comm.rank:
+        return None
+    figures = {
+        "layout": str(plan.layout),
+        "waited": waited,
+        "planned": sum(plan.times.of_parts().values()),
+        "words": received,
+        "losses": [loss if isfinite(loss) else None for loss in losses],
+    }
+    if machine is not None:
+        figures["mfu"] = case.flops / (median * case.ranks * machine.rate(case.dtype, LARGE))
+    threads = comm.size * max(around["setting"]["threads_per_rank"])
+    record = _record(case, bool(np.isfinite(losses).all()), seconds, case.warmup, (threads, 0))
+    return {**record, "training": figures, **around}
+
+
+def _received(
+    comm: MPI.Comm, steps: Sequence[dict[str, Traffic]], expected: dict[str, Traffic]
+) -> list[dict[str, Any]]:
+    """Return the words of a step by kind, on rank 0: counted on the busiest rank, by formula on it, and who differs."""
+    counted = sum((Counter({kind: x.words_received for kind, x in step.items()}) for step in steps), Counter[str]())
+    formula = Counter({kind: len(steps) * x.words_received for kind, x in expected.items()})
+    everywhere, result = comm.gather((counted, formula)) or [], list[dict[str, Any]]()
+    for kind in sorted({kind for both in everywhere for words in both for kind in +words}):
+        pairs = [(words[kind], expected[kind]) for words, expected in everywhere]
+        words, by_formula = (x / len(steps) for x in max(pairs))
+        differ = sum(words != expected for words, expected in pairs)
+        result.append({"kind": kind, "counted": words, "formula": by_formula, "differ": differ})
+    return result
+
+
+def _record(case: AnyCase, right: bool, seconds: list[float], warmup: int, used: tuple[float, float]) -> Record:
+    """Return the part that all records have.   used : threads and GPUs of all ranks."""
+    median, (threads, gpus) = float(np.median(seconds)), used
+    return {
+        "case": case.as_dict(),
+        "status": "ok" if right else "wrong",
+        "confidence": confidence(sorted(seconds)),
+        "seconds": seconds,
+        "warmup": warmup,
+        "median_seconds": median,
+        "cost": {"core_hours": median * threads / 3600, "gpu_hours": median * gpus / 3600},
+    }
+
+
+@cache
+def _program_of(path: Path) -> Callable[..., Iterable[Any]]:
+    """Return the function `training` of a program, which can import modules beside it.  Raises ArgumentError."""
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        return run_path(str(path), run_name="program_of_study")["training"]
+    except Exception as bad:
+        raise ArgumentError(f"{path} cannot be loaded: {type(bad).__name__}: {bad}") from bad
 
 
 def _peak(grid: ProcessGrid, case: Case) -> float:

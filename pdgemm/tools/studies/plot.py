@@ -14,23 +14,21 @@ from pdgemm.planning.machines.machine import Machine, load_machine
 from pdgemm.support.files import write_file
 from pdgemm.support.text import Table, algorithm_name, counted, echo, in_seconds, sides
 from pdgemm.tools.studies import figures
-from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Point, Results, Section, per_node, read_all
+from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Results, Section, per_node, read_all
 from pdgemm.tools.studies.figures import FigurePanel
-from pdgemm.tools.studies.predictions import assumptions, predict
+from pdgemm.tools.studies.predictions import Predicted, Prediction, assumptions, predict
 from pdgemm.tools.studies.records import AnyCase, Measurement, Record, read_study, relative
-from pdgemm.tools.studies.training.training_cases import TrainingCase
-from pdgemm.tools.studies.training.training_curves import TrainingPoint, agreement
-from pdgemm.tools.studies.training.training_panels import panels_of_training
-from pdgemm.tools.studies.training.training_tables import tables_of_training
+from pdgemm.tools.studies.training_cases import TrainingCase
+from pdgemm.tools.studies.training_points import TrainingPoint, agreement
 
 _FAR = 1 << 17  # ranks beyond which no time is predicted
 # the columns of tables: each function returns a cell for a curve and a point of the curve
-COLUMNS: dict[str, Callable[[Curve, Point], str]] = {
+COLUMNS: dict[str, Callable[[Curve, Any], str]] = {
     "curve": lambda curve, x: curve.label,
     "ranks": lambda curve, x: f"{x.ranks}{'*' * x.oversubscribed}",
     "m x n x k": lambda curve, x: " x ".join(map(str, x.case.mnk)),
     "algorithm": lambda curve, x: algorithm_name(x.product.algorithm, x.product.inside),
-    "grid": lambda curve, x: sides(*x.product.grid, x.product.layers),
+    "grid": lambda curve, x: sides(x.product.grid[0], x.product.grid[1], x.product.layers),
     "time": lambda curve, x: in_seconds(x.seconds),
     "median [s]": lambda curve, x: f"{x.seconds:.4g}",
     "95% interval [s]": lambda curve, x: f"{x.interval[0]:.4g} to {x.interval[1]:.4g}" if x.interval else "-",
@@ -50,6 +48,21 @@ KEY = (
     "curve", "ranks", "m x n x k", "algorithm", "grid", "time", "GFLOP/s", "% of peak", "efficiency [%]",
     "words / bound", "model error [%]",
 )  # fmt: skip
+COLUMNS_OF_TRAINING: dict[str, Callable[[Curve, Any], str]] = {
+    "layout": lambda curve, x: x.training.layout,
+    "samples": lambda curve, x: str(x.case.batch),
+    "tokens/s": lambda curve, x: f"{x.case.tokens / x.seconds:,.0f}",
+    "MFU [%]": lambda curve, x: "-" if x.training.mfu is None else f"{100 * x.training.mfu:.0f}",
+    "waiting [%]": lambda curve, x: f"{100 * x.training.waited / x.seconds:.0f}",
+    "last loss": lambda curve, x: f"{x.training.losses[-1]:.6f}",
+    "words received in a step": lambda curve, x: "; ".join(map(str, x.training.words)) or "none",
+}
+OF_TRAINING = (  # the first nine are those of the first table
+    "curve", "ranks", "layout", "samples", "time", "tokens/s", "efficiency [%]", "model error [%]", "MFU [%]",
+    "median [s]", "95% interval [s]", "predicted [s]", "waiting [%]", "last loss", "core-hours",
+    "words received in a step",
+)  # fmt: skip
+_WORDS = "curve", "layout", "words received in a step"  # columns of words
 
 
 class ReportSection(NamedTuple):
@@ -68,15 +81,15 @@ def finished(path: Path, page: Path | None, wanted: Sequence[AnyCase]) -> int:
     """Write the report of a study, and print whether the losses of training agree; return 1 if not, otherwise 0."""
     study = read_study(path)
     measured = [study.measured[case] for case in wanted if case in study.done and isinstance(case, TrainingCase)]
-    losses = agreement([TrainingPoint.of(record, path) for record in measured])
-    if measured and (page is None or not losses.agree):  # a report says it, too
-        echo(losses.text, err=not losses.agree)
+    agree, said = agreement([TrainingPoint.of(record, path) for record in measured])
+    if measured and (page is None or not agree):  # a report says it, too
+        echo(said, err=not agree)
     try:
         if page is not None and study.measured:
             report([path], page, None, None, overwrite=True)  # as `check_output` has decided
     except PdgemmError as bad:
         echo(f"pdgemm: the measurements are in {path}, but there is no page: {bad}", err=True)
-    return 0 if losses.agree else 1
+    return 0 if agree else 1
 
 
 def report(
@@ -93,7 +106,7 @@ def report(
     results = read_all(studies)
     for place, fault in results.unread:
         echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)
-    if not results.measurements and form != ".html":
+    if not results.points and form != ".html":
         raise ArgumentError(
             f"there is nothing to draw: {counted(len(results.bad), 'case')} failed or wrong, none right"
         )
@@ -101,16 +114,17 @@ def report(
     forecasts = [curve.forecast for section in results.sections for curve in section.curves if curve.forecast]
     results.notes += assumptions(forecasts, gpus=any(point.case.device != "host" for point in results.points))
     with figures.drawing():
-        drawn: list[Any] = [(x, figures.panels(x), tables_of_section(x)) for x in results.sections]
-        drawn += [(x, panels_of_training(x), tables_of_training(x)) for x in results.trainings]
-        sections = [ReportSection(x.title, x.kind, figures.groups_of(every), of_x) for x, every, of_x in drawn]
+        sections = [
+            ReportSection(x.title, x.kind, figures.groups_of(figures.panels(x)), tables_of_section(x))
+            for x in results.sections
+        ]
         if form == ".html":
             data = page(results, sections)
         else:
             groups = [(x.title * (group is x.groups[0]), group) for x in sections for group in x.groups]
             data = figures.saved(figures.figure_of(groups), form[1:])
     write_file(out, data)
-    echo(f"{out}: {counted(len(results.measurements), 'measurement')}, {len(results.bad)} failed or wrong")
+    echo(f"{out}: {counted(len(results.points), 'measurement')}, {len(results.bad)} failed or wrong")
     for note in results.notes:
         echo(f"  {note}")
 
@@ -121,7 +135,12 @@ def predict_curves(results: Results, machine: Machine | None, to: int | None) ->
         counts = section.counts
         last = to or min(counts[-1] * max(4, counts[-1] // counts[0]), _FAR)
         for curve in section.curves:
-            known = machine or results.machines.get(curve.first.source)
+            known = (None if section.training else machine) or results.machines.get(curve.first.source)
+            if section.training:  # by the plans of the runs
+                calibrated = all(x.training.mfu is not None for x in curve.line)
+                planned = tuple(Prediction(x.case, x.training.planned) for x in curve.line)
+                curve.forecast = Predicted(planned, known or Machine(), calibrated, guessed=False)
+                continue
             nodes = per_node(point for point in results.points if point.settings == curve.first.settings)
             measured = [point.ranks for point in curve.points]
             curve.forecast = predict(curve.case, measured, max(last, measured[-1]), known, nodes)
@@ -143,17 +162,15 @@ def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
     ]
     names = ("case", "status", "error", "file")
     machines = [x.forecast.machine for section in results.sections for x in section.curves if x.forecast]
-    planned = {x.source for section in results.trainings for x in section.points if x.training.mfu is not None}
-    machines += [machine for source, machine in results.machines.items() if source in planned]
     return figures.html_page(
         "report.html",
         title="; ".join(dict.fromkeys(TITLES[x.kind] for x in sections)) or "A study",
         sections=[*zip(sections, svgs)],
-        products=bool(results.sections),
-        training=bool(results.trainings),
+        products=any(not x.training for x in results.sections),
+        training=any(x.training for x in results.sections),
         notes=results.notes,
-        setting=_setting(results.measurements),
-        commands=[*dict.fromkeys(filter(None, (command_of_record(x.record) for x in results.measurements)))],
+        setting=_setting(results.points),
+        commands=[*dict.fromkeys(filter(None, (command_of_record(x.record) for x in results.points)))],
         bad=Table(names, bad, words=names),
         unread=[f"{place}: {fault}" for place, fault in results.unread],
         machines=[*dict.fromkeys(map(str, machines))],
@@ -163,18 +180,21 @@ def page(results: Results, sections: Sequence[ReportSection]) -> bytes:
 def tables_of_section(section: Section) -> dict[str, Table]:
     """Return the tables of a section, by their headings."""
     gpus = any(point.cost.gpu_hours for point in section.points)
-    columns = [name for name in COLUMNS if name != "time" and (gpus or name != "GPU-hours")]
-    fastest = [(curve, max(curve.points, key=lambda x: x.gflops)) for curve in section.curves]
+    cells, every, key, heading = COLUMNS, [*COLUMNS], [*KEY], "the fastest product of each curve"
+    rows = [(curve, max(curve.points, key=lambda x: x.flops / x.seconds)) for curve in section.curves]
+    if section.training:
+        cells, every, key = COLUMNS | COLUMNS_OF_TRAINING, [*OF_TRAINING], [*OF_TRAINING[:9]]
+        heading = "the fastest layout on each number of ranks"
+        faster_last = sorted(section.rows, key=lambda row: (row[1].ranks, -row[1].seconds))
+        rows = [*{(id(curve.first), x.ranks): (curve, x) for curve, x in faster_last}.values()]
+    columns = [name for name in every if name != "time" and (gpus or name != "GPU-hours")]
     return {
-        heading: Table(names, [[COLUMNS[name](curve, x) for name in names] for curve, x in rows], words=("curve",))
-        for heading, names, rows in (
-            ("the fastest product of each curve", KEY, fastest),
-            ("All measurements", columns, section.rows),
-        )
+        title: Table(names, [[cells[name](curve, x) for name in names] for curve, x in shown], _WORDS)
+        for title, names, shown in ((heading, key, rows), ("All measurements", columns, section.rows))
     }
 
 
-def _error(curve: Curve, point: Point) -> str:
+def _error(curve: Curve, point: Measurement) -> str:
     """Return the error of the predicted seconds of a point."""
     if curve.forecast is None or not isfinite(curve.predicted(point)):
         return "-"

@@ -20,7 +20,7 @@ from pdgemm.schedules.formulas import lower_bound
 from pdgemm.schedules.mover_registry import AUTO
 from pdgemm.support.text import counted
 from pdgemm.tools.studies.cases import Case
-from pdgemm.tools.studies.training.training_cases import TrainingCase
+from pdgemm.tools.studies.training_cases import TrainingCase
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Prediction:
         return self.case.ranks
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         return self.case.flops
 
     @property

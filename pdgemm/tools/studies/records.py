@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,7 +20,8 @@ from pdgemm.support.files import lock, naming
 from pdgemm.support.files import read_file as read_file
 from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted, decoded
 from pdgemm.tools.studies.cases import Case
-from pdgemm.tools.studies.training.training_cases import TrainingCase
+from pdgemm.tools.studies.predictions import Prediction
+from pdgemm.tools.studies.training_cases import TrainingCase
 
 FORMAT = 1
 LARGEST_FILE = 1 << 28  # bytes: some ten thousand measurements
@@ -219,9 +220,23 @@ class Measurement(Struct, kw_only=True):
     seconds: Positive = msgspec.field(name="median_seconds")
     interval: tuple[Positive, Positive] | None = msgspec.field(name="confidence")
 
+    @classmethod
+    def of(cls, record: Record, source: Path) -> Self:
+        """Return the measurement of a record.  Raises ArgumentError where the record is incomplete or invalid."""
+        return converted({**record, "record": record, "source": str(source)}, cls)
+
     @property
     def ranks(self) -> int:
         return int(self.case.ranks)
+
+    @property
+    def flops(self) -> float:
+        return float(self.case.flops)
+
+    def ideal(self, ranks: int) -> Prediction:
+        """Return the ideal time of the same curve on `ranks` ranks, if each rank computes as fast as at this point."""
+        case = self.case.on(ranks)
+        return Prediction(case, self.seconds * (case.flops / self.flops) * (self.ranks / ranks))
 
     @property
     def oversubscribed(self) -> bool:

@@ -18,10 +18,9 @@ from pdgemm.support import signals
 from pdgemm.support.text import echo, in_rate, in_seconds
 from pdgemm.support.waits import Wait
 from pdgemm.tools.studies import records
-from pdgemm.tools.studies.measure import command_line, measure, setting
+from pdgemm.tools.studies.measure import command_line, measure, measure_training, setting
 from pdgemm.tools.studies.records import AnyCase, Record
-from pdgemm.tools.studies.training.measured_training import measure_training
-from pdgemm.tools.studies.training.training_cases import TrainingCase
+from pdgemm.tools.studies.training_cases import TrainingCase
 
 _NAP = 0.01  # seconds between two polls of an idle rank, which yields its core to active ranks
 
@@ -103,17 +102,12 @@ def said(case: AnyCase, record: Record) -> str:
 
 def _said_of_training(case: TrainingCase, record: Record) -> str:
     """Return the record of a case of training as a line of text."""
-    training = record["training"]
-    differ = [x["kind"] for x in training["words"] if x["differ"]]
-    unknown = [x["kind"] for x in training["words"] if x["formula"] is None]
-    agree = f"no formula is known for the words of {', '.join(unknown)}" if unknown else "words match the formulas"
-    parts = [
-        f"{case}: {_median(record)} a step, {training['tokens_per_second']:,.0f} tokens/s, by {training['layout']}",
-        f"words of {', '.join(differ)} DIFFER from their formulas" if differ else agree,
-        *([f"MFU {training['mfu']:.0%}"] if "mfu" in training else []),
-        *(["WRONG: a loss is infinite or not a number"] if record["status"] == "wrong" else []),
-    ]
-    return "; ".join(parts)
+    training, rate = record["training"], case.tokens / record["median_seconds"]
+    differ = ", ".join(x["kind"] for x in training["words"] if x["differ"])
+    words = f"words of {differ} DIFFER from their formulas" if differ else "words match the formulas"
+    mfu = f"; MFU {training['mfu']:.0%}" if "mfu" in training else ""
+    wrong = "" if record["status"] == "ok" else "; WRONG: a loss is infinite or not a number"
+    return f"{case}: {_median(record)} a step, {rate:,.0f} tokens/s, by {training['layout']}; {words}{mfu}{wrong}"
 
 
 def _median(record: Record) -> str:

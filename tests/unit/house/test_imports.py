@@ -33,8 +33,7 @@ PURE_MODULES = [
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",
                                  "model_commands", "report_commands", "scaling", "script")),
     *(f"tools.studies.{x}" for x in ("cases", "curves", "figures", "jobs", "pictures", "plot", "predictions",
-                                     "records")),
-    *(f"tools.studies.training.training_{x}" for x in ("cases", "curves", "panels", "tables")),
+                                     "records", "training_cases", "training_points")),
 ]  # fmt: skip
 NEED_CUPY = [
     f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels")
