@@ -40,7 +40,7 @@ class Chain:
     """The blocks of a model on a stage, and the modules before and after them.
 
     blocks : the name of the list of blocks.   recompute : compute blocks again in the backward pass.
-    own : the numbers of the blocks of each chunk of this stage..
+    own : the numbers of the blocks of each chunk of this stage.
     before, after : the names of the modules that are registered before and after the list.
     Raises ArgumentError where there are fewer blocks than chunks of all stages.
     """
