@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mpi4py import MPI
@@ -25,7 +26,12 @@ from pdgemm.training.layers.context import Context
 from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
+from pdgemm.training.states.name_tables import Names
+from pdgemm.training.states.whole_states import load_run, load_whole_state_dict, save_run, whole_state_dict
 from pdgemm.training.storage import UpdatedPart
+
+if TYPE_CHECKING:
+    from pdgemm.parallel.data.sampler import Sampler
 
 _HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
 WHOLE = "Adafactor", "LBFGS", "Muon"  # rules of torch that depend on the shapes of parameters
@@ -37,7 +43,8 @@ class Run:
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
-    pipeline   : the passes of a step.   norm : of the gradients of the last step.
+    pieces     : the parts of parameters that this rank updates.   pipeline : the passes of a step.
+    norm : of the gradients of the last step.   steps : their number, of this run and of the runs that it continues.
     """
 
     def __init__(
@@ -56,9 +63,9 @@ class Run:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
         self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
         self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes)
+        self.pieces, self.chain, self.steps = [x for storage in self.storages for x in storage.pieces()], chain, 0
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._pieces = list[UpdatedPart]()
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         context.add_gradient = self._add_gradient
         for storage in self.storages:
@@ -83,16 +90,15 @@ class Run:
         as torch.optim.Muon, would get parts of them.
         """
         patterns, name = dict(groups or {}), getattr(rule, "__name__", "")
-        self._pieces = [piece for storage in self.storages for piece in storage.pieces()]
         with together(self.mesh.comm) as arguments:
             arguments += ["optimizer", name, *map(str, patterns.items()), *map(str, options.items())]
             names = [x for x, _ in self.model.named_parameters()]
             if unused := [x for x in patterns if not any(fnmatchcase(name, x) for name in names)]:
                 raise ArgumentError(f"no parameter matches {unused[0]!r}; parameters are {', '.join(names)}")
-            if name in WHOLE and (part := next(filter(self._is_part, self._pieces), None)):
+            if name in WHOLE and (part := next(filter(self._is_part, self.pieces), None)):
                 raise ArgumentError(f"{name} updates whole matrices, and this rank has a part of {part.name!r}")
         by_pattern: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in (*patterns, "")}
-        for piece in self._pieces:
+        for piece in self.pieces:
             pattern = next((x for x in patterns if fnmatchcase(piece.name, x)), "")
             by_pattern[pattern].append(piece.weights)
         by_pattern[""] = by_pattern[""] or [nn.Parameter(torch.zeros(0))]  # a rule needs a parameter
@@ -125,6 +131,7 @@ class Run:
             self._check(loss, of_all, *others)
             self.norm = square**0.5
             self._update(clip)
+            self.steps += 1
         return loss
 
     def _check(self, loss: float, of_all: float, of_copies: float, copied: float, attended: float) -> None:
@@ -161,7 +168,7 @@ class Run:
         """Update this rank's parts of the parameters, and make the parameters whole."""
         if self._optimizer:
             factor = min(1.0, clip / (self.norm + 1e-6)) if clip is not None else 1.0
-            for piece in self._pieces:
+            for piece in self.pieces:
                 piece.weights.grad = piece.gradient.mul_(factor) if factor < 1 else piece.gradient
             self._optimizer.step()
         with torch.no_grad():
@@ -179,6 +186,56 @@ class Run:
         if not stored.division.axis:
             return part
         return stored.division.joined(self.mesh.line(stored.division.axis).comm.allgather(part))
+
+    def save(
+        self, path: str | Path, *, sampler: Sampler | None = None, extra: Any = None, names: Names | None = None
+    ) -> None:
+        """Write the state of the run to a file, from which any mesh with any ZeRO stage continues.  Collective.
+
+        ::
+
+            run.save("run.h5", sampler=sampler, extra={"scheduler": scheduler.state_dict()})
+            run.save("model.safetensors", names=TABLE)     # only the parameters, for another program
+
+        path    : ends with .h5 or .safetensors.  The file is complete under its name, or the old file is unchanged,
+            also when the job is killed; an old file that pdgemm did not write is not replaced.
+        sampler : its position is saved.   extra : anything that JSON can express; that of rank 0 is saved.
+        names   : a table, as of `pdgemm.training.states.name_tables.matches`.  Only parameters and buffers are written,
+            in their types in the model.
+
+        The file has whole parameters, master weights where parameters have 16 bits, by their names in the model, and
+        what the optimizer keeps of them; and the number of steps and the options of the optimizer.  In HDF5, vectors
+        are columns, and dimensions from the second one on are one dimension.
+
+        Cost: each rank sends its elements once, and holds 1/P of the file; `mesh.traffic["states"]` counts them.
+        Raises ArgumentError or FileError on all ranks.
+        """
+        save_run(self, self._optimizer, path, sampler, extra, names)
+
+    def load(self, path: str | Path, *, sampler: Sampler | None = None, names: Names | None = None) -> Any:
+        """Set the run to a file of `save`, and return its `extra`.  Collective.
+
+        path    : ends with .h5, .safetensors or .safetensors.index.json.
+        sampler : of the same samples and seed; it continues behind the samples of the saved run, also with another
+            batch.   names : a table, as of `save`: only parameters and buffers are read, from a file of any program.
+
+        Call it after `optimizer`.  Without an optimizer only parameters, buffers and the number of steps are set.
+        Cost: each rank receives the file once, and holds 1/P of it and one whole parameter.
+        Raises ArgumentError on all ranks, before anything is changed, with all tensors that are missing in the file,
+        that have no place in the model, or that have another shape; FileError where the file cannot be read.
+        """
+        return load_run(self, self._optimizer, path, sampler, names)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return torch's `state_dict` of the whole module on rank 0, and an empty mapping on others.  Collective."""
+        return whole_state_dict(self)
+
+    def load_state_dict(self, mapping: Mapping[str, torch.Tensor]) -> None:
+        """Set parameters and buffers to a `state_dict` of the whole module, that of rank 0.  Collective.
+
+        The state of the optimizer is unchanged.   Raises ArgumentError on all ranks, as `load`.
+        """
+        load_whole_state_dict(self, mapping)
 
     def expected(self) -> dict[str, Traffic]:
         """Return the traffic of gradients and parameters in a step of this rank, by formula."""

@@ -1,0 +1,138 @@
+"""Tables of names: which tensors of a file of another program are which parameters of a module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pdgemm.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Named:
+    """The tensors of a file that are a parameter of a module, or several parameters one after the other.
+
+    ::
+
+        Named("h.*.attn.c_attn.weight", transposed=True)                             # a Conv1D of GPT-2
+        Named("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight", shares=(4, 1, 1))
+
+    names  : in the file; the tensors follow one another along `dim`.
+    transposed : the file has the transposed matrices.
+    shares : the sizes of the tensors along `dim`, up to a common factor; by default they are equal.
+    view, axes : the order along `dim`: the indices of the file, in the shape `view` and then with the axes in the order
+        of `axes`, are those of the parameters.  One number of `view` may be -1.  Where the file has the halves of
+        rotary features, and the module has pairs of neighbours: view=(heads, 2, -1), axes=(0, 2, 1).  Where the file
+        has [query | key | value] of one head after the other: view=(heads, 3, -1), axes=(1, 0, 2).
+    dim    : a dimension of the parameters.
+    """
+
+    names: tuple[str, ...]
+    transposed: bool
+    shares: tuple[int, ...]
+    view: tuple[int, ...]
+    axes: tuple[int, ...]
+    dim: int
+
+    def __init__(
+        self,
+        *names: str,
+        transposed: bool = False,
+        shares: Sequence[int] = (),
+        view: Sequence[int] = (),
+        axes: Sequence[int] = (),
+        dim: int = 0,
+    ) -> None:
+        values = names, transposed, tuple(shares) or (1,) * len(names), tuple(view), tuple(axes), dim
+        for name, value in zip(self.__dataclass_fields__, values):
+            object.__setattr__(self, name, value)
+        if not names or len(self.shares) != len(names) or sorted(axes) != [*range(len(self.view))]:
+            raise ArgumentError(f"{self} needs a name, as many shares as names, and as many axes as numbers in view")
+
+    def parameters(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        """Return the parameters, of these sizes along `dim`, from the tensors of the file."""
+        x = _joined([x.mT if self.transposed else x for x in tensors], self.dim)
+        return _divided(self._reordered(x, self.view, self.axes), sizes, self.dim)
+
+    def tensors(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return the tensors of the file from the parameters.  Raises ArgumentError where their shapes do not fit."""
+        try:
+            x = _joined(parameters, self.dim)
+            x = self._reordered(x, [self.view[at] for at in self.axes], np.argsort(self.axes).tolist())
+            part = x.shape[self.dim] // sum(self.shares) if x.dim() else 0
+            return [x.mT if self.transposed else x for x in _divided(x, [part * n for n in self.shares], self.dim)]
+        except (RuntimeError, IndexError) as bad:
+            shapes = " and ".join(str(tuple(x.shape)) for x in parameters)
+            raise ArgumentError(f"parameters of shapes {shapes} cannot be stored as {self}: {bad}") from None
+
+    def _reordered(self, x: torch.Tensor, view: Sequence[int], axes: Sequence[int]) -> torch.Tensor:
+        """Return x with another order along `dim`."""
+        if not view:
+            return x
+        rows = x.movedim(self.dim, 0)
+        rest = range(len(view), len(view) + x.dim() - 1)
+        return rows.reshape(*view, *rows.shape[1:]).permute(*axes, *rest).reshape(rows.shape).movedim(0, self.dim)
+
+
+Names = Mapping[str | tuple[str, ...], str | Named | None]
+
+
+class Match(NamedTuple):
+    """Parameters of a module, tensors of a file, and how these are stored there."""
+
+    parameters: tuple[str, ...]
+    tensors: tuple[str, ...]
+    how: Named
+
+
+def matches(names: Names, known: Collection[str]) -> tuple[list[Match], list[str]]:
+    """Return the matches of all parameters, and the patterns of names that have no partner.
+
+    names : patterns of parameters, in which each "*" is any text, and the names in the file, in which the same text
+        takes the place of "*".  Several parameters are a tuple of patterns, of which the first one counts.  The first
+        pattern that matches a parameter counts.  None: parameters, or tensors of the file, without a partner.
+    known : the parameters of the model.
+    Raises ArgumentError with the parameters that no pattern matches, or where no parameter matches a pattern.
+    """
+    found, left, ignored = list[Match](), dict.fromkeys(known), list[str]()
+    for key, value in names.items():
+        patterns, how = (key,) if isinstance(key, str) else key, Named(value) if isinstance(value, str) else value
+        compiled = re.compile("(.+)".join(map(re.escape, patterns[0].split("*"))))
+        matched = [match.groups() for name in left if (match := compiled.fullmatch(name))]
+        for texts in matched:
+            own = tuple(_filled(pattern, texts) for pattern in patterns)
+            if unknown := [name for name in own if name not in left]:
+                raise ArgumentError(f"{unknown[0]!r} is not a parameter that is left for {key!r} in the table of names")
+            found += [Match(own, tuple(_filled(name, texts) for name in how.names), how)] if how else []
+            for name in own:
+                del left[name]
+        if not how:
+            ignored += patterns
+        elif not matched:
+            raise ArgumentError(f"no parameter matches {key!r} of the table of names; they are {', '.join(known)}")
+    if left:
+        raise ArgumentError(
+            f"the table of names has no pattern for {', '.join(left)}: None for those without a partner"
+        )
+    return found, ignored
+
+
+def _filled(pattern: str, texts: Sequence[str]) -> str:
+    """Return a pattern with a text in place of each "*".  Raises ArgumentError where there is another number."""
+    parts = pattern.split("*")
+    if len(parts) != len(texts) + 1:
+        raise ArgumentError(f"{pattern!r} in the table of names has {len(parts) - 1} stars for {len(texts)} texts")
+    return "".join(part + text for part, text in zip(parts, (*texts, "")))
+
+
+def _joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    return torch.cat([*tensors], dim) if len(tensors) > 1 else tensors[0]
+
+
+def _divided(x: torch.Tensor, sizes: Sequence[int], dim: int) -> Sequence[torch.Tensor]:
+    return x.split([*sizes], dim) if len(sizes) > 1 else [x]
