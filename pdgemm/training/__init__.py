@@ -3,8 +3,10 @@
 from pdgemm.training.distribute import distribute
 from pdgemm.training.layers.placements import Columns, Gathered, Positions, Replicated, Rows, Sequence, Vocabulary
 from pdgemm.training.mesh import Mesh
+from pdgemm.training.states.name_tables import Named
 from pdgemm.training.training_run import Run
 
 __all__ = [
-    "Columns", "Gathered", "Mesh", "Positions", "Replicated", "Rows", "Run", "Sequence", "Vocabulary", "distribute",
+    "Columns", "Gathered", "Mesh", "Named", "Positions", "Replicated", "Rows", "Run", "Sequence", "Vocabulary",
+    "distribute",
 ]  # fmt: skip

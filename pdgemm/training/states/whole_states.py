@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pdgemm.training.training_run import Run
 
 _OPTIMIZER, _RUN = "optimizer/", "pdgemm.training"  # before names of tensors; the name of the text
-_SHOWN = 20  # tensors of a message
+_SHOWN = 9  # tensors in each list of a message
 _HDF5, _SAFETENSORS, _INDEX = (".h5", ".hdf5"), ".safetensors", ".safetensors.index.json"
 
 
@@ -293,9 +293,10 @@ def whole_state_dict(run: Run) -> dict[str, torch.Tensor]:
 def load_whole_state_dict(run: Run, mapping: Mapping[str, torch.Tensor]) -> None:
     """Set parameters and buffers to the mapping of rank 0, see `Run.load_state_dict`.  Collective."""
     tensors, comm = WholeTensors(run, None), run.mesh.comm
-    given = comm.bcast({name: torch.empty_like(x, device="meta") for name, x in mapping.items()})
-    values = given if comm.rank else mapping
-    there = {name: Stored(tuple(x.shape), _matrix(values[name], 0, run.mesh)) for name, x in given.items()}
+    with together(comm):
+        values = {} if comm.rank else {name: x.detach() for name, x in mapping.items()}
+    values = comm.bcast({name: torch.empty_like(x, device="meta") for name, x in values.items()}) | values
+    there = {name: Stored(tuple(x.shape), _matrix(x, 0, run.mesh)) for name, x in values.items()}
     with together(comm):
         found = _by_name(tensors, there, False)
         _check("the mapping", tensors, there, found, tensors.names)
@@ -349,20 +350,20 @@ def _check(
     tables: bool = False,
 ) -> None:
     """Raise ArgumentError with all tensors that are missing in a file, or that are of no use or of another shape."""
-    wrong, used = list[str](), {name for match in found for name in match.tensors}
+    missing, other, used = list[str](), list[str](), {name for match in found for name in match.tensors}
     for match in found:
         for name, x in zip(match.tensors, match.how.tensors([tensors.empty(name) for name in match.parameters])):
             shape = _table(x.shape) if tables else tuple(x.shape)
             if name not in there:
-                wrong.append(f"{name} is {shape} here, and not there")
+                missing.append(f"{name} {shape}")
             elif there[name].shape != shape or there[name].matrix.dtype.kind == "c":
-                wrong.append(f"{name} is {shape} here, and {there[name]} there")
-    for name in there:
-        if name not in used and not any(fnmatchcase(name, pattern) for pattern in ignored):
-            wrong.append(f"{name} is {there[name]} there, and not here")
-    if wrong:
-        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise ArgumentError(f"{source} has other tensors than the model: {'; '.join(wrong[:_SHOWN])}{more}")
+                other.append(f"{name} {there[name]} in place of {shape}")
+    extra = [x for x in there if x not in used and not any(fnmatchcase(x, pattern) for pattern in ignored)]
+    wrong = {"without": missing, "with other": other, "with more": [f"{name} {there[name]}" for name in extra]}
+    more = {what: f" and {len(x) - _SHOWN} others" if len(x) > _SHOWN else "" for what, x in wrong.items()}
+    lists = (f"{what} {', '.join(x[:_SHOWN])}{more[what]}" for what, x in wrong.items() if x)
+    if missing or other or extra:
+        raise ArgumentError(f"{source} is not of this model: {'; '.join(lists)}")
 
 
 def _set(run: Run, tensors: WholeTensors, there: Mapping[str, Stored], found: list[Match]) -> None:

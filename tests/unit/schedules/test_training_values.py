@@ -11,7 +11,6 @@ import pytest
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.parallel.data.sampler import Sampler, shuffled
 from pdgemm.parallel.exact_squares import as_float, as_numbers, exact_squares
 from pdgemm.parallel.updates.loss_scale import LossScale
 from pdgemm.parallel.updates.rates import linear_scaling, warmup_cosine
@@ -232,43 +231,6 @@ def test_exact_sums_of_squares(dtype: str) -> None:
             assert exact_squares(np.array([1, bad, 2], dtype)) is None
     assert np.isinf(as_numbers(None)).all()
     assert as_float(as_numbers(2 ** (1074 + 960 + 63))) == 2.0**1023  # of 2^63 squares of 2^960
-
-
-def test_an_order_of_samples_is_a_permutation() -> None:
-    for n in [*range(1, 70), 997, 1000, (1 << 18) - 3, (1 << 18) + 7]:
-        order = shuffled(np.arange(n), n, seed=n % 5, epoch=n % 3)
-        assert np.array_equal(np.bincount(order, minlength=n), np.ones(n))
-    orders = {shuffled(np.arange(50), 50, seed, epoch).tobytes() for seed in range(5) for epoch in range(5)}
-    assert len(orders) == 25
-
-
-def test_any_ranks_take_the_samples_of_one() -> None:
-    """From any step, with any number of ranks and microbatches: the same samples in the same order."""
-    sampler = Sampler(101, 60, 3)
-    epochs = np.concatenate([sampler.rows(step) for step in range(101)])
-    assert (np.bincount(epochs) == 60).all()  # each sample once an epoch, in another order each time
-    assert len({epochs[at : at + 101].tobytes() for at in range(0, len(epochs), 101)}) == 60
-    for step, ranks, microbatches in product((0, 17), (1, 2, 7), (1, 4)):
-        shares = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
-        assert np.array_equal(np.concatenate(shares), sampler.rows(step))
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    for step, microbatches in ((0, 1), (17, 3), (17, 7)):
-        one = sampler.share(step, 0, 1, microbatches, order="microbatch")
-        assert np.array_equal(np.concatenate(one), sampler.rows(step))
-        for ranks in (1, 3, 8):  # microbatch by microbatch the ranks together have what one has
-            shares = [sampler.share(step, index, ranks, microbatches, order="microbatch") for index in range(ranks)]
-            for whole, parts in zip(one, zip(*shares)):
-                assert np.array_equal(np.concatenate(parts), whole) and max(map(len, parts)) - min(map(len, parts)) <= 1
-            by_rank = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
-            assert {x.tobytes() for x in by_rank} == {x.tobytes() for share in shares for x in share}
-    with pytest.raises(ArgumentError, match="order"):
-        sampler.share(0, 0, 1, order="step")  # type: ignore[arg-type]
-    assert np.array_equal(Sampler(101, 60, 3, start=17 * 60).rows(0), sampler.rows(17))
-    with pytest.raises(ArgumentError, match="a batch of 60 samples has no part for each of 61 ranks"):
-        sampler.share(0, 0, 61)
-    for bad in ({"count": 0}, {"batch": 0}, {"start": -1}):
-        with pytest.raises(ArgumentError):
-            Sampler(**{"count": 10, "batch": 5} | bad)
 
 
 def test_loss_scales() -> None:
