@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -26,12 +25,8 @@ from pdgemm.training.layers.context import Context
 from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
-from pdgemm.training.states.name_tables import Names
-from pdgemm.training.states.whole_states import load_run, load_whole_state_dict, save_run, whole_state_dict
+from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.storage import UpdatedPart
-
-if TYPE_CHECKING:
-    from pdgemm.parallel.data.sampler import Sampler
 
 _HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
 WHOLE = "Adafactor", "LBFGS", "Muon"  # rules of torch that depend on the shapes of parameters
@@ -39,7 +34,7 @@ Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
 
-class Run:
+class Run(RunStates):
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
@@ -186,56 +181,6 @@ class Run:
         if not stored.division.axis:
             return part
         return stored.division.joined(self.mesh.line(stored.division.axis).comm.allgather(part))
-
-    def save(
-        self, path: str | Path, *, sampler: Sampler | None = None, extra: Any = None, names: Names | None = None
-    ) -> None:
-        """Write the state of the run to a file, from which any mesh with any ZeRO stage continues.  Collective.
-
-        ::
-
-            run.save("run.h5", sampler=sampler, extra={"scheduler": scheduler.state_dict()})
-            run.save("model.safetensors", names=TABLE)     # only the parameters, for another program
-
-        path    : ends with .h5 or .safetensors.  The file is complete under its name, or the old file is unchanged,
-            also when the job is killed; an old file that pdgemm did not write is not replaced.
-        sampler : its position is saved.   extra : anything that JSON can express; that of rank 0 is saved.
-        names   : a table, as of `pdgemm.training.states.name_tables.matches`.  Only parameters and buffers are written,
-            in their types in the model.
-
-        The file has whole parameters, master weights where parameters have 16 bits, by their names in the model, and
-        what the optimizer keeps of them; and the number of steps and the options of the optimizer.  In HDF5, vectors
-        are columns, and dimensions from the second one on are one dimension.
-
-        Cost: each rank sends its elements once, and holds 1/P of the file; `mesh.traffic["states"]` counts them.
-        Raises ArgumentError or FileError on all ranks.
-        """
-        save_run(self, self._optimizer, path, sampler, extra, names)
-
-    def load(self, path: str | Path, *, sampler: Sampler | None = None, names: Names | None = None) -> Any:
-        """Set the run to a file of `save`, and return its `extra`.  Collective.
-
-        path    : ends with .h5, .safetensors or .safetensors.index.json.
-        sampler : of the same samples and seed; it continues behind the samples of the saved run, also with another
-            batch.   names : a table, as of `save`: only parameters and buffers are read, from a file of any program.
-
-        Call it after `optimizer`.  Without an optimizer only parameters, buffers and the number of steps are set.
-        Cost: each rank receives the file once, and holds 1/P of it and one whole parameter.
-        Raises ArgumentError on all ranks, before anything is changed, with all tensors that are missing in the file,
-        that have no place in the model, or that have another shape; FileError where the file cannot be read.
-        """
-        return load_run(self, self._optimizer, path, sampler, names)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return torch's `state_dict` of the whole module on rank 0, and an empty mapping on others.  Collective."""
-        return whole_state_dict(self)
-
-    def load_state_dict(self, mapping: Mapping[str, torch.Tensor]) -> None:
-        """Set parameters and buffers to a `state_dict` of the whole module, that of rank 0.  Collective.
-
-        The state of the optimizer is unchanged.   Raises ArgumentError on all ranks, as `load`.
-        """
-        load_whole_state_dict(self, mapping)
 
     def expected(self) -> dict[str, Traffic]:
         """Return the traffic of gradients and parameters in a step of this rank, by formula."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pdgemm.errors import ArgumentError
+from pdgemm.matrix.distmatrix import DistMatrix
+
+_SHOWN = 9  # tensors in each list of a message
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Named:
     ::
 
         Named("h.*.attn.c_attn.weight", transposed=True)                             # a Conv1D of GPT-2
-        Named("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight", shares=(4, 1, 1))
+        Named(("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight"), shares=(4, 1, 1))
 
     names  : in the file; the tensors follow one another along `dim`.
     transposed : the file has the transposed matrices.
@@ -32,27 +37,12 @@ class Named:
     dim    : a dimension of the parameters.
     """
 
-    names: tuple[str, ...]
-    transposed: bool
-    shares: tuple[int, ...]
-    view: tuple[int, ...]
-    axes: tuple[int, ...]
-    dim: int
-
-    def __init__(
-        self,
-        *names: str,
-        transposed: bool = False,
-        shares: Sequence[int] = (),
-        view: Sequence[int] = (),
-        axes: Sequence[int] = (),
-        dim: int = 0,
-    ) -> None:
-        values = names, transposed, tuple(shares) or (1,) * len(names), tuple(view), tuple(axes), dim
-        for name, value in zip(self.__dataclass_fields__, values):
-            object.__setattr__(self, name, value)
-        if not names or len(self.shares) != len(names) or sorted(axes) != [*range(len(self.view))]:
-            raise ArgumentError(f"{self} needs a name, as many shares as names, and as many axes as numbers in view")
+    names: str | tuple[str, ...]
+    transposed: bool = False
+    shares: tuple[int, ...] = ()
+    view: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    dim: int = 0
 
     def parameters(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
         """Return the parameters, of these sizes along `dim`, from the tensors of the file."""
@@ -61,11 +51,12 @@ class Named:
 
     def tensors(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return the tensors of the file from the parameters.  Raises ArgumentError where their shapes do not fit."""
+        shares = self.shares or (1,) * len(as_names(self.names))
         try:
             x = _joined(parameters, self.dim)
             x = self._reordered(x, [self.view[at] for at in self.axes], np.argsort(self.axes).tolist())
-            part = x.shape[self.dim] // sum(self.shares) if x.dim() else 0
-            return [x.mT if self.transposed else x for x in _divided(x, [part * n for n in self.shares], self.dim)]
+            part = x.shape[self.dim] // sum(shares) if x.dim() else 0
+            return [x.mT if self.transposed else x for x in _divided(x, [part * n for n in shares], self.dim)]
         except (RuntimeError, IndexError) as bad:
             shapes = " and ".join(str(tuple(x.shape)) for x in parameters)
             raise ArgumentError(f"parameters of shapes {shapes} cannot be stored as {self}: {bad}") from None
@@ -90,44 +81,85 @@ class Match(NamedTuple):
     how: Named
 
 
+def as_names(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
 def matches(names: Names, known: Collection[str]) -> tuple[list[Match], list[str]]:
     """Return the matches of all parameters, and the patterns of names that have no partner.
 
     names : patterns of parameters, in which each "*" is any text, and the names in the file, in which the same text
-        takes the place of "*".  Several parameters are a tuple of patterns, of which the first one counts.  The first
-        pattern that matches a parameter counts.  None: parameters, or tensors of the file, without a partner.
+        takes the place of "*".  Several parameters are a tuple of patterns, of which the first one is matched.  The
+        first pattern that matches a parameter counts.  None: parameters, or tensors of the file, without a partner.
     known : the parameters of the model.
     Raises ArgumentError with the parameters that no pattern matches, or where no parameter matches a pattern.
     """
-    found, left, ignored = list[Match](), dict.fromkeys(known), list[str]()
+    pairs, left, ignored = list[Match](), dict.fromkeys(known), list[str]()
     for key, value in names.items():
-        patterns, how = (key,) if isinstance(key, str) else key, Named(value) if isinstance(value, str) else value
+        patterns, how = as_names(key), Named(value) if isinstance(value, str) else value
         compiled = re.compile("(.+)".join(map(re.escape, patterns[0].split("*"))))
         matched = [match.groups() for name in left if (match := compiled.fullmatch(name))]
+        if how and not matched:
+            raise ArgumentError(f"no parameter matches {key!r} of the table of names; they are {', '.join(known)}")
         for texts in matched:
-            own = tuple(_filled(pattern, texts) for pattern in patterns)
+            own, there = (tuple(_filled(x, texts) for x in xs) for xs in (patterns, as_names(how.names) if how else ()))
             if unknown := [name for name in own if name not in left]:
                 raise ArgumentError(f"{unknown[0]!r} is not a parameter that is left for {key!r} in the table of names")
-            found += [Match(own, tuple(_filled(name, texts) for name in how.names), how)] if how else []
             for name in own:
                 del left[name]
-        if not how:
-            ignored += patterns
-        elif not matched:
-            raise ArgumentError(f"no parameter matches {key!r} of the table of names; they are {', '.join(known)}")
+            pairs += [Match(own, there, how)] if how else []
+        ignored += [] if how else patterns
     if left:
         raise ArgumentError(
             f"the table of names has no pattern for {', '.join(left)}: None for those without a partner"
         )
-    return found, ignored
+    return pairs, ignored
+
+
+class FileTensor(NamedTuple):
+    """A tensor of a file.   matrix : its elements, divided among the ranks.   shape : None where the file has none."""
+
+    matrix: DistMatrix
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return f"{self.shape or self.matrix.shape} {self.matrix.dtype}"
+
+
+def table_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the shape of the matrix of a tensor: vectors are columns, and dimensions behind the first are one."""
+    return (*shape, 1)[0], prod(shape[1:])
+
+
+def check(
+    source: Any, there: Mapping[str, FileTensor], wanted: Iterable[tuple[str, torch.Tensor]], ignored: Iterable[str]
+) -> None:
+    """Raise ArgumentError with all tensors that a file lacks, or that are of no use or of another shape.
+
+    wanted : names in the file, and tensors of the shapes.   ignored : patterns of names that are of no use.
+    """
+    lists: dict[str, list[str]] = {"without": [], "with other": [], "with more": []}
+    used = set[str]()
+    for name, x in wanted:
+        used.add(name)
+        if name not in there:
+            lists["without"].append(f"{name} {tuple(x.shape)}")
+        elif there[name].shape not in (None, x.shape) or there[name].matrix.shape != table_shape(x.shape):
+            lists["with other"].append(f"{name} {there[name]} in place of {tuple(x.shape)}")
+    for name in there:
+        if name not in used and not any(fnmatchcase(name, pattern) for pattern in ignored):
+            lists["with more"].append(f"{name} {there[name]}")
+    for texts in lists.values():
+        texts[_SHOWN:] = [f"{len(texts) - _SHOWN} others"] if len(texts) > _SHOWN else []
+    if wrong := [f"{what} {', '.join(texts)}" for what, texts in lists.items() if texts]:
+        raise ArgumentError(f"{source} is not of this model: {'; '.join(wrong)}")
 
 
 def _filled(pattern: str, texts: Sequence[str]) -> str:
     """Return a pattern with a text in place of each "*".  Raises ArgumentError where there is another number."""
-    parts = pattern.split("*")
-    if len(parts) != len(texts) + 1:
-        raise ArgumentError(f"{pattern!r} in the table of names has {len(parts) - 1} stars for {len(texts)} texts")
-    return "".join(part + text for part, text in zip(parts, (*texts, "")))
+    if pattern.count("*") != len(texts):
+        raise ArgumentError(f"{pattern!r} of the table of names needs a * for each of {', '.join(texts) or 'no texts'}")
+    return "".join(part + text for part, text in zip(pattern.split("*"), (*texts, "")))
 
 
 def _joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
