@@ -131,7 +131,7 @@ def table_shape(shape: Sequence[int]) -> tuple[int, int]:
     return (*shape, 1)[0], prod(shape[1:])
 
 
-def check(
+def check_tensors(
     source: Any, there: Mapping[str, FileTensor], wanted: Iterable[tuple[str, torch.Tensor]], ignored: Iterable[str]
 ) -> None:
     """Raise ArgumentError with all tensors that a file lacks, or that are of no use or of another shape.

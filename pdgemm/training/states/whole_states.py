@@ -32,7 +32,7 @@ from pdgemm.training.layers.placements import Division
 from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import DividedParameter
 from pdgemm.training.stages import Chain
-from pdgemm.training.states.name_tables import FileTensor, Match, Named, Names, check, matches, table_shape
+from pdgemm.training.states.name_tables import FileTensor, Match, Named, Names, check_tensors, matches, table_shape
 from pdgemm.training.storage import WIDE, Storage, UpdatedPart
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class RunStates:
             arguments += ["Run.save", path := _checked(path, _HDF5, _SAFETENSORS), str(names)]
             groups = optimizer.param_groups if optimizer else []
             options = [{key: x for key, x in group.items() if key != "params"} for group in groups]
-            state = {"steps": self.steps, "rule": type(optimizer).__name__, "options": options, "extra": extra}
+            state = {"steps": self.steps, "rule": _name(optimizer), "options": options, "extra": extra}
             state["sampler"] = sampler and sampler.state(self.steps)
             json.dumps(state)
         tensors = WholeTensors(self, optimizer)
@@ -258,7 +258,7 @@ class RunStates:
                 pairs, ignored = _by_name(tensors, there, bool(optimizer)), [*tensors.names]
                 ignored += [] if optimizer else [f"{_OPTIMIZER}*"]
                 _check_state(path, state, optimizer, sampler)
-            check(path, there, chain(*(_expected(tensors, match) for match in pairs)), ignored)
+            check_tensors(path, there, chain(*(_expected(tensors, match) for match in pairs)), ignored)
             if optimizer:
                 tensors.restart(optimizer, [x for x in there if x.startswith(_OPTIMIZER)], state["numbers"])
                 for group, options in zip(optimizer.param_groups, state["options"]):
@@ -288,7 +288,7 @@ class RunStates:
         there = {name: FileTensor(_matrix(x, 0, self.mesh), tuple(x.shape)) for name, x in own.items()}
         with together(comm):
             pairs = _by_name(tensors, there)
-            check("the mapping", there, chain(*(_expected(tensors, match) for match in pairs)), tensors.names)
+            check_tensors("the mapping", there, chain(*(_expected(tensors, match) for match in pairs)), tensors.names)
         _set(tensors, there, pairs, self.storages)
 
 
@@ -316,15 +316,17 @@ def _expected(tensors: WholeTensors, match: Match) -> Iterable[tuple[str, torch.
     return zip(match.tensors, match.how.tensors([tensors.empty(name) for name in match.parameters]))
 
 
+def _name(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__ if optimizer else "no optimizer"
+
+
 def _check_state(path: Path, state: Mapping[str, Any], optimizer: Optimizer, sampler: Sampler | None) -> None:
     """Raise ArgumentError where a file has another optimizer or another sampler than the run."""
-    there, saved = (state.get("rule"), len(state.get("options", ()))), state.get("sampler")
-    here = (type(optimizer).__name__, len(optimizer.param_groups)) if optimizer else there
-    if here != there:
-        raise ArgumentError(
-            f"{path} has the optimizer {there[0]} with {there[1]} groups of parameters, and here it is {here[0]} with "
-            f"{here[1]}: load parameters only before run.optimizer(...)"
-        )
+    there = state.get("rule", _name(None)), len(state.get("options", ()))
+    if optimizer and (here := (_name(optimizer), len(optimizer.param_groups))) != there:
+        differ = f"{there[0]} with {there[1]} groups of parameters, and here it is {here[0]} with {here[1]}"
+        raise ArgumentError(f"{path} has {differ}: load parameters without an optimizer before run.optimizer(...)")
+    saved = state.get("sampler")
     if sampler and saved != sampler.state(0) | {"taken": saved and saved["taken"]}:
         raise ArgumentError(f"{path} has the sampler {saved}, and here it is {sampler.state(0)}")
 

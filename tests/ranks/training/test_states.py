@@ -144,7 +144,7 @@ def test_torch_continues_what_a_mesh_has_trained_and_a_mesh_what_torch_has(comm:
 
 def test_master_weights_of_bfloat16(comm: Any, shared_tmp_path: Path) -> None:
     """Other meshes have the same master weights and moments, bit by bit, and the same mesh the same losses."""
-    first, *others = ways(comm.size)
+    first, *others = ways(comm.size)[:3]
     run = run_of(comm, first, lambda: GPT().bfloat16())
     scheduler = with_adamw(run)
     trained(run, scheduler, range(BEFORE))
@@ -242,7 +242,7 @@ def test_states_of_other_models_change_nothing(comm: Any, shared_tmp_path: Path)
     before, path = run.state_dict(), shared_tmp_path / "x.h5"
     other = run_of(comm, {"dp": comm.size}, Llama, LLAMA_TABLE)
     other.save(path)
-    refused(comm, "optimizer None with 0 groups.*here it is AdamW with 2", lambda: run.load(path))
+    refused(comm, "has no optimizer with 0 groups.*here it is AdamW with 2", lambda: run.load(path))
     with_adamw(other)
     other.step(*own_samples(other.mesh, tokens(0)))
     other.save(path, sampler=Sampler(50, 10, seed=1))
@@ -343,7 +343,7 @@ def test_files_of_gpt_2(comm: Any, shared_tmp_path: Path, safetensors: Any) -> N
         lambda: run.load(path, names=turned),
     )
     twice = GPT2 | {"blocks.*.norm2.*": "h.*.ln_1.*"}
-    refused(comm, "stores several parameters as h.0.ln_1.bias", lambda: run.save(out, names=twice))
+    refused(comm, "stores several parameters as h.0.ln_1.weight, h.0.ln_1.bias", lambda: run.save(out, names=twice))
     for table, message in (
         ({"layers.*": "*"}, "no parameter matches 'layers.*'"),
         ({"blocks.*.up.weight": "h.*.*"}, r"'h.\*.\*' of the table of names needs a \* for each of 0"),
