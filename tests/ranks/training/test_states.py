@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from plain_models import GPT, HEADS, HIDDEN, LLAMA_TABLE, Llama, gpt_table, own_samples, tokens  # noqa: E402
 from test_meshes import float64  # noqa: E402
+from tiers import everything  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
@@ -22,7 +23,7 @@ from pdgemm.io import hdf5  # noqa: E402
 from pdgemm.parallel.data.sampler import Sampler  # noqa: E402
 from pdgemm.training import Mesh, Named, Run, distribute  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 3, 4)]
+pytestmark = pytest.mark.mpi
 BEFORE, AFTER = 2, 2  # steps before and after a state is saved
 AXES = "dp", "tp", "pp", "cp"
 
@@ -99,6 +100,7 @@ def close(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-10) 
     return all(x.shape == other[name].shape and (x - other[name]).abs().max() <= tolerance for name, x in one.items())
 
 
+@pytest.mark.on_ranks(1, 2, 3, 4)
 def test_any_mesh_continues_what_another_has_saved(comm: Any, shared_tmp_path: Path) -> None:
     """With each mesh and ZeRO stage, in both formats, also where the optimizer has made other steps before."""
     losses, _, end = in_one_process()
@@ -110,10 +112,11 @@ def test_any_mesh_continues_what_another_has_saved(comm: Any, shared_tmp_path: P
         files.append(shared_tmp_path / f"{number}.{('h5', 'safetensors')[number % 2]}")
         run.save(files[-1], extra={"scheduler": scheduler.state_dict()})
         run.mesh.free()
-    for how in ways(comm.size):
+    for number, how in enumerate(ways(comm.size)):
         run = run_of(comm, how)
         scheduler = with_adamw(run)
-        for file in files:
+        some = comm.size > 2 and not everything()  # cores have several ranks each
+        for file in (files[number - 1], files[number - 2]) if some else files:
             scheduler.load_state_dict(run.load(file)["scheduler"])
             assert run.steps == BEFORE
             after = trained(run, scheduler, range(BEFORE, BEFORE + AFTER))
@@ -248,7 +251,7 @@ def test_states_of_other_models_change_nothing(comm: Any, shared_tmp_path: Path)
     other.save(path, sampler=Sampler(50, 10, seed=1))
     found = (
         r"without position.weight \(13, 24\), .* others; with other blocks.0.up.weight \(40, 24\) float64 in place of "
-        r"\(96, 24\), .*; with more blocks.0.attention.query.weight \(24, 24\) float64, .* others$"
+        r"\(96, 24\), .*; with more .*blocks.0.attention.query.weight \(24, 24\) float64, .* others$"
     )
     refused(comm, found, lambda: run.load(path))
     for sampler in (Sampler(50, 10, seed=2), Sampler(51, 10, seed=1)):
