@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from pdgemm.errors import ArgumentError, FileError  # noqa: E402
 from pdgemm.io import hdf5  # noqa: E402
+from pdgemm.io.many_datasets import ManyDatasets  # noqa: E402
 from pdgemm.parallel.data.sampler import Sampler  # noqa: E402
 from pdgemm.training import Mesh, Named, Run, distribute  # noqa: E402
 
@@ -269,6 +270,28 @@ def test_states_of_other_models_change_nothing(comm: Any, shared_tmp_path: Path)
     after = run.state_dict()
     assert all(torch.equal(x, after[name]) for name, x in before.items()) and run.steps == 1
     assert other.load(path, sampler=Sampler(50, 10, seed=1)) is None
+
+
+@pytest.mark.parametrize("ending", ["h5", "safetensors"])
+def test_what_cannot_be_saved_leaves_the_former_file(
+    comm: Any, shared_tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that loses elements, and an optimizer that keeps sums of rows."""
+    path = shared_tmp_path / f"x.{ending}"
+    run = run_of(comm, {"dp": comm.size})
+    run.optimizer(torch.optim.Adafactor)
+    run.save(path)
+    before = by_rank_0(comm, path.read_bytes)
+    run.step(*own_samples(run.mesh, tokens(0)))
+    refused(comm, "'row_var' of the optimizer has no shape of a parameter", lambda: run.save(path))
+    with_adamw(run)
+
+    def lost(*_: Any) -> None:
+        raise FileError("the disk has other elements")
+
+    monkeypatch.setattr(ManyDatasets, "check_elements", lost)
+    refused(comm, "the disk has other elements", lambda: run.save(path), FileError)
+    assert by_rank_0(comm, path.read_bytes) == before and [*shared_tmp_path.iterdir()] == [path]
 
 
 GPT2 = {
