@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
@@ -80,6 +80,10 @@ class Match(NamedTuple):
     tensors: tuple[str, ...]
     how: Named
 
+    def stored(self, tensor_of: Callable[[str], torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the tensors of the file, by name, from those of the parameters.  Raises ArgumentError."""
+        return zip(self.tensors, self.how.tensors([tensor_of(name) for name in self.parameters]))
+
 
 def as_names(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
@@ -125,6 +129,11 @@ class FileTensor(NamedTuple):
     def __str__(self) -> str:
         return f"{self.shape or self.matrix.shape} {self.matrix.dtype}"
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a parameter of this shape can have these elements."""
+        is_real, same = self.matrix.dtype.kind != "c", self.shape in (None, shape)
+        return is_real and same and self.matrix.shape == table_shape(shape)
+
 
 def table_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return the shape of the matrix of a tensor: vectors are columns, and dimensions behind the first are one."""
@@ -132,22 +141,25 @@ def table_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def check_tensors(
-    source: Any, there: Mapping[str, FileTensor], wanted: Iterable[tuple[str, torch.Tensor]], ignored: Iterable[str]
+    source: Any,
+    there: Mapping[str, FileTensor],
+    pairs: Iterable[Match],
+    empty: Callable[[str], torch.Tensor],
+    ignored: Iterable[str],
 ) -> None:
     """Raise ArgumentError with all tensors that a file lacks, or that are of no use or of another shape.
 
-    wanted : names in the file, and tensors of the shapes.   ignored : patterns of names that are of no use.
+    empty : returns a tensor of the shape of a parameter.   ignored : patterns of names that are of no use.
     """
     lists: dict[str, list[str]] = {"without": [], "with other": [], "with more": []}
-    used = set[str]()
+    wanted = [x for match in pairs for x in match.stored(empty)]
     for name, x in wanted:
-        used.add(name)
         if name not in there:
             lists["without"].append(f"{name} {tuple(x.shape)}")
-        elif there[name].shape not in (None, x.shape) or there[name].matrix.shape != table_shape(x.shape):
+        elif not there[name].fits(x.shape):
             lists["with other"].append(f"{name} {there[name]} in place of {tuple(x.shape)}")
-    for name in there:
-        if name not in used and not any(fnmatchcase(name, pattern) for pattern in ignored):
+    for name in sorted(there.keys() - {name for name, _ in wanted}):
+        if not any(fnmatchcase(name, pattern) for pattern in ignored):
             lists["with more"].append(f"{name} {there[name]}")
     for texts in lists.values():
         texts[_SHOWN:] = [f"{len(texts) - _SHOWN} others"] if len(texts) > _SHOWN else []

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -218,13 +218,13 @@ class RunStates:
         tensors = WholeTensors(self, optimizer)
         with together(comm):
             pairs = _by_name(tensors, ()) if names is None else matches(names, tensors.owned)[0]
-            written = Counter(name for match in pairs for name, _ in _expected(tensors, match))
+            written = Counter(name for match in pairs for name, _ in match.stored(tensors.empty))
             if twice := [name for name, number in written.items() if number > 1]:
                 raise ArgumentError(f"the table of names stores several parameters as {', '.join(twice)}")
         held, shapes, words = dict[str, DistMatrix](), dict[str, tuple[int, ...]](), [0] * comm.size
         for match in pairs:
             root = words.index(min(words))  # until all are written, each rank has about as many elements
-            for name, x in zip(match.tensors, match.how.tensors([tensors.gathered(x, root) for x in match.parameters])):
+            for name, x in match.stored(partial(tensors.gathered, root=root)):
                 shapes[name], words[root] = tuple(x.shape), words[root] + x.numel()
                 x = x if names is None else x.to(tensors.types[match.parameters[0]])
                 held[name] = _matrix(x, root, self.mesh, path.suffix == _HDF5)
@@ -250,15 +250,15 @@ class RunStates:
         with together(self.mesh.comm) as arguments:
             arguments += ["Run.load", path := _checked(path, _HDF5, _SAFETENSORS, _INDEX), str(names)]
         there, text = _read(path, self.mesh)
+        there = {name: x for name, x in there.items() if optimizer or not name.startswith(_OPTIMIZER)}
         tensors, state = WholeTensors(self, None), json.loads(text or "{}") if names is None else {}
         with together(self.mesh.comm):
             if names is not None:
                 pairs, ignored = matches(names, tensors.owned)
             else:
-                pairs, ignored = _by_name(tensors, there, bool(optimizer)), [*tensors.names]
-                ignored += [] if optimizer else [f"{_OPTIMIZER}*"]
+                pairs, ignored = _by_name(tensors, there), [*tensors.names]
                 _check_state(path, state, optimizer, sampler)
-            check_tensors(path, there, chain(*(_expected(tensors, match) for match in pairs)), ignored)
+            check_tensors(path, there, pairs, tensors.empty, ignored)
             if optimizer:
                 tensors.restart(optimizer, [x for x in there if x.startswith(_OPTIMIZER)], state["numbers"])
                 for group, options in zip(optimizer.param_groups, state["options"]):
@@ -288,7 +288,7 @@ class RunStates:
         there = {name: FileTensor(_matrix(x, 0, self.mesh), tuple(x.shape)) for name, x in own.items()}
         with together(comm):
             pairs = _by_name(tensors, there)
-            check_tensors("the mapping", there, chain(*(_expected(tensors, match) for match in pairs)), tensors.names)
+            check_tensors("the mapping", there, pairs, tensors.empty, tensors.names)
         _set(tensors, there, pairs, self.storages)
 
 
@@ -304,16 +304,11 @@ def _checked(path: str | Path, *endings: str) -> Path:
     return Path(path)
 
 
-def _by_name(tensors: WholeTensors, there: Iterable[str], optimizer: bool = False) -> list[Match]:
+def _by_name(tensors: WholeTensors, there: Iterable[str]) -> list[Match]:
     """Return the matches of equal names; the file may have a parameter by any of its names in the model."""
     called = {tensors.names.get(name, name): name for name in there}
-    kept = (name for name in there if optimizer and name.startswith(_OPTIMIZER) and _parameter(name) in tensors.owned)
+    kept = (name for name in there if name.startswith(_OPTIMIZER) and _parameter(name) in tensors.owned)
     return [Match((name,), (called.get(name, name),), Named(name)) for name in (*tensors.owned, *kept)]
-
-
-def _expected(tensors: WholeTensors, match: Match) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return the names and the empty tensors of a match in the file.  Raises ArgumentError."""
-    return zip(match.tensors, match.how.tensors([tensors.empty(name) for name in match.parameters]))
 
 
 def _name(optimizer: Optimizer) -> str:
@@ -336,7 +331,7 @@ def _set(tensors: WholeTensors, there: Mapping[str, FileTensor], pairs: list[Mat
     with torch.no_grad():
         for match in pairs:
             stored = list[torch.Tensor]()
-            for name, x in _expected(tensors, match):
+            for name, x in match.stored(tensors.empty):
                 array = there[name].matrix.allgather()
                 array = array if array.dtype.kind in "fiub" else array.astype(np.float32)  # of bfloat16, for example
                 stored.append(torch.from_numpy(array).reshape(x.shape))
