@@ -95,7 +95,7 @@ def load_all(
     layouts : options of `npy.load` by the name of the tensor: block, source, dtype, transpose, device.
     names   : the tensors to read; None: all tensors of the file.
 
-    A tensor of one dimension is a column, as in a .npy file; tensors of other numbers of dimensions are rejected.
+    A tensor of one dimension is a column, as in a .npy file; dimensions behind the first one are columns, all together.
     Raises FileError, ArgumentError, LayoutError, DTypeError or DeviceError on every rank.
     """
     grid = default_grid() if grid is None else grid
@@ -111,9 +111,7 @@ def load_all(
     if missing := [name for name in (*wanted_names, *options) if name not in header.tensors]:
         raise ArgumentError(f"{path} has no {', '.join(map(str, missing))}; it has {', '.join(header.tensors)}")
     tensors = {name: header.tensors[name] for name in wanted_names}
-    if other := [f"{name} is {x}" for name, x in tensors.items() if len(x.shape) not in (1, 2)]:
-        raise LayoutError(f"{path} has tensors that are neither matrices nor vectors: {'; '.join(other)}")
-    stored = {name: x._replace(shape=(x.shape[0], prod(x.shape[1:]))) for name, x in tensors.items()}
+    stored = {name: x._replace(shape=((*x.shape, 1)[0], prod(x.shape[1:]))) for name, x in tensors.items()}
 
     def check(_: object) -> None:
         on_root(comm, path, lambda: check_state(path, header))

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.arguments import as_count, as_name, as_seed
+from pdgemm.local.arrays.arguments import as_count, as_seed
 from pdgemm.local.arrays.element_functions import hashed, numbered
-from pdgemm.parallel.mesh import Mesh
-from pdgemm.support.agreement import together
 
-SampleOrder = Literal["rank", "microbatch"]
 _ROUNDS = 4  # of the Feistel network: Luby & Rackoff, SIAM J. Comput. 17(2), 1988
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sampler:
     """All samples in a new order in each epoch; a step takes the next `batch` of them, across the end of an epoch.
 
-    count : number of samples.   batch : samples of a step, of all ranks together.   seed : of the order.
+    ::
+
+        sampler = Sampler(len(data), batch=64, seed=1)
+        steps = range(run.steps, 1000)
+        for x, y in DataLoader(data, batch_sampler=sampler.batches(steps, mesh.index("dp"), mesh.length("dp"))):
+            run.step(x, y)
+
+    count : number of samples.   batch : samples of a step, of all replicas together.   seed : of the order.
     start : samples that were taken before step 0.
 
-    A step number is the whole state: any number of ranks that begins at a step takes the samples that one process
-    would have taken.  Raises ArgumentError where a number is out of range.
+    The number of samples that were taken, `start + steps * batch`, is the whole state: any number of replicas continues
+    with the samples that one process would have taken, however far the loader reads ahead.
+    Raises ArgumentError where a number is out of range.
     """
 
     count: int
@@ -41,7 +45,7 @@ class Sampler:
         as_seed(self.seed)
 
     def rows(self, step: int) -> np.ndarray:
-        """Return the numbers of the samples of a step, in the order in which they are divided among ranks."""
+        """Return the numbers of the samples of a step, in the order in which they are divided among replicas."""
         at = self.start + as_count(step, "step", 0) * self.batch + np.arange(self.batch)
         rows = np.empty(self.batch, np.int64)
         epochs = at // self.count
@@ -50,62 +54,38 @@ class Sampler:
             rows[here] = shuffled(at[here] % self.count, self.count, self.seed, epoch)
         return rows
 
-    def shares(
-        self,
-        mesh: Mesh,
-        steps: Sequence[int],
-        microbatches: int = 1,
-        allow_empty: bool = False,
-        order: SampleOrder = "rank",
-    ) -> Iterator[list[np.ndarray]]:
-        """Return this rank's samples of each step, for `Prefetch`.  Collective over the mesh.
+    def batches(self, steps: range, index: int = 0, replicas: int = 1) -> Batches:
+        """Return the samples of a replica in these steps, a `batch_sampler` of torch's DataLoader.
 
-        steps : a range, say.   order : see `share`.   Raises ArgumentError on all ranks, as `share`, and where the
-        ranks have different samplers, steps, microbatches or orders.
+        index : of the replica.  Of n samples, replica j of d takes those from floor(n j / d) on.
+        Raises ArgumentError where there are more replicas than samples in a batch.
         """
-        with together(mesh.comm) as arguments:
-            microbatches = as_count(microbatches, "microbatches", 1)
-            arguments += ["Sampler.shares", self, steps, microbatches, order]
-            self._check(mesh.shape.dp, microbatches, allow_empty, order)
-        index = mesh.index("dp")
-        return (self.share(step, index, mesh.shape.dp, microbatches, allow_empty, order) for step in steps)
+        if not 0 <= index < replicas <= self.batch:
+            raise ArgumentError(f"a batch of {self.batch} samples has no part for replica {index} of {replicas}")
+        return Batches(self, steps, index, replicas)
 
-    def share(
-        self,
-        step: int,
-        index: int,
-        ranks: int,
-        microbatches: int = 1,
-        allow_empty: bool = False,
-        order: SampleOrder = "rank",
-    ) -> list[np.ndarray]:
-        """Return the samples of each microbatch of a rank: of n samples, part j of P begins at floor(n j / P).
-
-        index, ranks : of the rank along dp, and how many there are.
-        order : "rank": a batch is cut into ranks * microbatches parts, of which each rank has neighbours.
-            "microbatch": it is cut into microbatches, and each of these into a part for each rank: so microbatch i of
-            all ranks together has the same samples on any number of ranks, as the capacity of experts needs it.
-        Raises ArgumentError where there are more parts than samples, unless some may be empty.  Local.
-        """
-        self._check(ranks, microbatches, allow_empty, order)
-        rows = self.rows(step)
-        if order == "microbatch":
-            return [_part(rows, ranks * microbatches, at * ranks + index) for at in range(microbatches)]
-        return [_part(rows, ranks * microbatches, index * microbatches + at) for at in range(microbatches)]
-
-    def _check(self, ranks: int, microbatches: int, allow_empty: bool, order: str) -> None:
-        """Raise ArgumentError where a part of a batch would be empty, and may not."""
-        as_name(order, "order", get_args(SampleOrder))
-        if ranks * microbatches > self.batch and not allow_empty:
-            raise ArgumentError(
-                f"a batch of {self.batch} samples has no part for each of {ranks} ranks in {microbatches} microbatches"
-            )
+    def state(self, step: int) -> dict[str, int]:
+        """Return the order, and the number of samples that were taken before a step."""
+        return {"count": self.count, "seed": self.seed, "taken": self.start + step * self.batch}
 
 
-def _part(rows: np.ndarray, parts: int, at: int) -> np.ndarray:
-    """Return part `at` of `parts`, which differ by one row at most."""
-    n = len(rows)
-    return rows[n * at // parts : n * (at + 1) // parts]
+@dataclass(frozen=True)
+class Batches:
+    """The numbers of a replica's samples, step by step; see `Sampler.batches`."""
+
+    sampler: Sampler
+    steps: range
+    index: int
+    replicas: int
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self.steps:
+            rows = self.sampler.rows(step)
+            first, last = (len(rows) * at // self.replicas for at in (self.index, self.index + 1))
+            yield rows[first:last].tolist()
 
 
 def shuffled(at: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:

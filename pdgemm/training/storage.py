@@ -24,7 +24,7 @@ class UpdatedPart:
     """The part of a parameter that this rank updates.
 
     name : of the parameter.   span : its elements in the flat parameter.   weights : what the optimizer updates.
-    gradient : of the loss.  Both have the shape of the parameter if they are the whole parameter of this rank.
+    gradient : of the loss.  Both have the shape of the parameter if they are the whole matrix of this rank.
     """
 
     name: str
@@ -193,8 +193,8 @@ class Storage:
                     here = slice(start - place.start, stop - place.start)
                     span = slice(start - at.start, stop - at.start)
                     weights_here, sums_here = own[here], sums[here]
-                    if stop - start == at.stop - at.start:  # rules may depend on the shape of a matrix
-                        shape = self.parameters[name].shape
+                    shape = self.parameters[name].shape
+                    if len(shape) > 1 and stop - start == at.stop - at.start:  # rules may depend on the shape
                         weights_here, sums_here = weights_here.view(shape), sums_here.view(shape)
                     pieces.append(UpdatedPart(name, span, nn.Parameter(weights_here), sums_here))
         return pieces

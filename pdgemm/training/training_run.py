@@ -27,6 +27,7 @@ from pdgemm.support.files import write_line
 from pdgemm.training.layers.context import Context
 from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
+from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.storage import UpdatedPart
 
 _HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
@@ -51,11 +52,12 @@ class StepReport:
     traffic: dict[str, Traffic]
 
 
-class Run:
+class Run(RunStates):
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
-    pipeline   : the passes of a step.   norm : of the gradients of the last step.
+    pieces     : the parts of parameters that this rank updates.   pipeline : the passes of a step.
+    norm : of the gradients of the last step.   steps : their number, of this run and of the runs that it continues.
     report     : of the last step, after the first one.
     """
 
@@ -79,9 +81,9 @@ class Run:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
         self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
         self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid)
+        self.pieces, self.chain, self.steps = [x for storage in self.storages for x in storage.pieces()], chain, 0
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._pieces = list[UpdatedPart]()
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         context.add_gradient = self._add_gradient
         for storage in self.storages:
@@ -107,16 +109,15 @@ class Run:
         as torch.optim.Muon, would get parts of them.
         """
         patterns, name = dict(groups or {}), getattr(rule, "__name__", "")
-        self._pieces = [piece for storage in self.storages for piece in storage.pieces()]
         with together(self.mesh.comm) as arguments:
             arguments += ["optimizer", name, *map(str, patterns.items()), *map(str, options.items())]
             names = [x for x, _ in self.model.named_parameters()]
             if unused := [x for x in patterns if not any(fnmatchcase(name, x) for name in names)]:
                 raise ArgumentError(f"no parameter matches {unused[0]!r}; parameters are {', '.join(names)}")
-            if name in WHOLE and (part := next(filter(self._is_part, self._pieces), None)):
+            if name in WHOLE and (part := next(filter(self._is_part, self.pieces), None)):
                 raise ArgumentError(f"{name} updates whole matrices, and this rank has a part of {part.name!r}")
         by_pattern: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in (*patterns, "")}
-        for piece in self._pieces:
+        for piece in self.pieces:
             pattern = next((x for x in patterns if fnmatchcase(piece.name, x)), "")
             by_pattern[pattern].append(piece.weights)
         by_pattern[""] = by_pattern[""] or [nn.Parameter(torch.zeros(0))]  # a rule needs a parameter
@@ -139,6 +140,7 @@ class Run:
             self._check(loss, of_all, *others)
             self.norm = square**0.5
             self._update(clip)
+            self.steps += 1
             self.report = StepReport(
                 loss,
                 self.norm,
@@ -212,7 +214,7 @@ class Run:
             storage.complete()
         if self._optimizer:
             factor = min(1.0, clip / (self.norm + 1e-6)) if clip is not None else 1.0
-            for piece in self._pieces:
+            for piece in self.pieces:
                 piece.weights.grad = piece.gradient.mul_(factor) if factor < 1 else piece.gradient
             self._optimizer.step()
         with torch.no_grad():

@@ -134,8 +134,8 @@ def test_matrices_that_cannot_be_saved_or_loaded(comm: Any, grid: Any, shared_tm
             safetensors.save_all(path, {"a": A}, metadata={"rank": str(comm.rank)})
     many = shared_tmp_path / "many.safetensors"
     by_rank_0(comm, lambda: write(many, {"conv": np.ones((2, 3, 3), "f"), "one": np.ones((), "f"), "w": np.eye(3)}))
-    with pytest.raises(LayoutError, match=r"neither matrices nor vectors: .*conv is 2 x 3 x 3 float32.*one number"):
-        safetensors.load_all(many, grid)
+    loaded = safetensors.load_all(many, grid)
+    assert {name: x.shape for name, x in loaded.items()} == {"conv": (2, 9), "one": (1, 1), "w": (3, 3)}
     assert np.array_equal(safetensors.load_all(many, grid, names=["w"])["w"].allgather(), np.eye(3))
     assert only_file(shared_tmp_path, comm) == ["many.safetensors", "x.safetensors"]
 

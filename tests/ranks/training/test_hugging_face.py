@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+import plain_models as plain  # noqa: E402
+import test_states  # noqa: E402
 from plain_models import own_samples  # noqa: E402
+from test_meshes import float64  # noqa: E402
 
-from pdgemm.training import Columns, Gathered, Mesh, Positions, Rows, Sequence, Vocabulary, distribute  # noqa: E402
+from pdgemm.training import Columns, Gathered, Mesh, Named, Positions, Rows, Sequence, Vocabulary, distribute  # noqa: E402
 from pdgemm.training.layers.scores import Scores  # noqa: E402
 
 pytestmark = pytest.mark.mpi
@@ -82,3 +88,55 @@ def test_a_table_is_enough(comm: Any, name: str, monkeypatch: pytest.MonkeyPatch
             mesh.free()
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def of_the_library(name: str) -> Any:
+    """Return a model of the library of the sizes of a plain one, with large weights."""
+    torch.manual_seed(4)
+    words, side, heads, blocks = plain.VOCABULARY, plain.HIDDEN, plain.HEADS, plain.BLOCKS
+    if name == "llama":
+        sizes = {
+            "hidden_size": side,
+            "intermediate_size": 40,
+            "num_hidden_layers": blocks,
+            "num_attention_heads": heads,
+        }
+        others = {"num_key_value_heads": heads // 2, "rope_theta": 100.0, "rms_norm_eps": 1e-6}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=words, **sizes, **others))
+    else:
+        sizes = {"n_embd": side, "n_layer": blocks, "n_head": heads, "n_positions": plain.LENGTH}
+        config = transformers.GPT2Config(vocab_size=words, activation_function="gelu", **sizes)
+        model = transformers.GPT2LMHeadModel(config)
+    for x in model.parameters():
+        torch.nn.init.normal_(x, 1.0 if x.dim() == 1 else 0.0, 0.2)
+    return model.eval()
+
+
+def with_prefix(value: Any) -> Any:
+    """Return names in the file of the model with its head."""
+    return replace(value, names=f"transformer.{value.names}") if isinstance(value, Named) else f"transformer.{value}"
+
+
+@pytest.mark.on_ranks(2)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_files_of_the_library(comm: Any, name: str, shared_tmp_path: Path) -> None:
+    """A module of one's own has the loss of the library's model, from its file, and writes that file again."""
+    make, table, names = plain.Llama, plain.LLAMA_TABLE, test_states.LLAMA
+    if name == "gpt2":
+        make, table = plain.GPT, plain.gpt_table()
+        names = {key: value and with_prefix(value) for key, value in test_states.GPT2.items()}
+    with float64():
+        model, (x, labels) = of_the_library(name), plain.tokens(0)
+        if comm.rank == 0:
+            model.save_pretrained(shared_tmp_path)
+        comm.Barrier()
+        scores = model(x).logits.flatten(0, 1).detach()
+        expected = float(torch.nn.functional.cross_entropy(scores, labels.flatten()))
+        for axes in ({"tp": comm.size}, {"pp": comm.size}):
+            run = distribute(make(), Mesh(comm, **axes), table, blocks="blocks", zero=1)
+            run.load(shared_tmp_path / "model.safetensors", names=names)
+            run.save(shared_tmp_path / "again.safetensors", names=names)
+            assert abs(run.step(x, labels) - expected) <= 1e-6 * expected  # the library rotates in float32
+        if comm.rank == 0:
+            one, other = (safetensors.load_file(shared_tmp_path / f"{x}.safetensors") for x in ("model", "again"))
+            assert one.keys() == other.keys() and all(torch.equal(x, other[key]) for key, x in one.items())

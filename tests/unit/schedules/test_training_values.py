@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from pdgemm.errors import ArgumentError, MeshError
-from pdgemm.parallel import Sampler
-from pdgemm.parallel.sampler import shuffled
 from pdgemm.schedules.training.context_schedule import ContextSchedule
 from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape, block_of
@@ -134,40 +132,3 @@ def test_each_position_is_on_one_rank(sequence: int, c: int) -> None:
     assert sorted(np.concatenate(positions).tolist()) == [*range(sequence)]
     if sequence % (2 * c) == 0:
         assert len({(own + 1).sum() for own in positions}) == 1
-
-
-def test_an_order_of_samples_is_a_permutation() -> None:
-    for n in [*range(1, 70), 997, 1000, (1 << 18) - 3, (1 << 18) + 7]:
-        order = shuffled(np.arange(n), n, seed=n % 5, epoch=n % 3)
-        assert np.array_equal(np.bincount(order, minlength=n), np.ones(n))
-    orders = {shuffled(np.arange(50), 50, seed, epoch).tobytes() for seed in range(5) for epoch in range(5)}
-    assert len(orders) == 25
-
-
-def test_any_ranks_take_the_samples_of_one() -> None:
-    """From any step, with any number of ranks and microbatches: the same samples in the same order."""
-    sampler = Sampler(101, 60, 3)
-    epochs = np.concatenate([sampler.rows(step) for step in range(101)])
-    assert (np.bincount(epochs) == 60).all()  # each sample once an epoch, in another order each time
-    assert len({epochs[at : at + 101].tobytes() for at in range(0, len(epochs), 101)}) == 60
-    for step, ranks, microbatches in product((0, 17), (1, 2, 7), (1, 4)):
-        shares = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
-        assert np.array_equal(np.concatenate(shares), sampler.rows(step))
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    for step, microbatches in ((0, 1), (17, 3), (17, 7)):
-        one = sampler.share(step, 0, 1, microbatches, order="microbatch")
-        assert np.array_equal(np.concatenate(one), sampler.rows(step))
-        for ranks in (1, 3, 8):  # microbatch by microbatch the ranks together have what one has
-            shares = [sampler.share(step, index, ranks, microbatches, order="microbatch") for index in range(ranks)]
-            for whole, parts in zip(one, zip(*shares)):
-                assert np.array_equal(np.concatenate(parts), whole) and max(map(len, parts)) - min(map(len, parts)) <= 1
-            by_rank = [x for index in range(ranks) for x in sampler.share(step, index, ranks, microbatches)]
-            assert {x.tobytes() for x in by_rank} == {x.tobytes() for share in shares for x in share}
-    with pytest.raises(ArgumentError, match="order"):
-        sampler.share(0, 0, 1, order="step")  # type: ignore[arg-type]
-    assert np.array_equal(Sampler(101, 60, 3, start=17 * 60).rows(0), sampler.rows(17))
-    with pytest.raises(ArgumentError, match="a batch of 60 samples has no part for each of 61 ranks"):
-        sampler.share(0, 0, 61)
-    for bad in ({"count": 0}, {"batch": 0}, {"start": -1}):
-        with pytest.raises(ArgumentError):
-            Sampler(**{"count": 10, "batch": 5} | bad)
