@@ -20,7 +20,7 @@ from pdgemm.errors import ArgumentError, FileError
 from pdgemm.support.files import naming
 from pdgemm.support.json_input import Size, converted
 
-TOLERANCE = 20  # times the largest difference that the reference has with other rounding
+TOLERANCE = 10  # times the largest difference that the reference has with other rounding
 VARIANTS = 3  # trainings of the reference that round differently
 Values = dict[str, torch.Tensor]
 _FUNCTIONS = "model", "batches", "loss", "optimizer"
@@ -148,7 +148,9 @@ class RecordedRun:
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         self._names, self.steps = names, dict[tuple[int, int], RecordedStep]()
         with naming(folder):
-            for path in sorted(folder.iterdir()):  # a log is before its tensors
+            paths = sorted(folder.iterdir())  # a log is before its tensors
+        for path in paths:
+            with naming(path):
                 step, rank = (int((re.search(rf"{x}-(\d+)", path.name) or "00")[1]) for x in ("step", "rank"))
                 for text in path.read_text().splitlines() if path.suffix == ".jsonl" else ():
                     line = converted(json.loads(text), RecordedStep, str(path))
@@ -191,8 +193,8 @@ class TrainingComparison:
     """The differences of a run from its reference, up to the first step with a wrong number.
 
     differences : in the order of the steps, and in a step loss, gradients from the last to the first, norm, parameters.
-    notes : names that are not recorded, or unknown to the reference, or whose rounding is so large, beside gradient or
-        change, that mistakes would not be seen.   is_blind : the latter are most names.
+    notes : names that are not recorded, or unknown to the reference, or whose rounding would hide an error of half of
+        the gradient or change.   is_blind : the latter are most names.
     """
 
     def __init__(self, reference: Reference, run: RecordedRun) -> None:
@@ -215,7 +217,7 @@ class TrainingComparison:
                     known = None if error <= bounds[name] else _known(x, y, bounds[name], *olds)
                     self.differences.append(Difference(step, rank, name, error, error / rounding[name], known))
                     scale = (largest(y - initial[name]) if name in initial else 0.0) or largest(y)
-                    clear |= {name} if step and bounds[name] <= scale / 10 else set()
+                    clear |= {name} if step and bounds[name] <= scale / 2 else set()
                     self._values[rank][name] = x
             self._last = step, before, exact, bounds
             if self.wrong:
@@ -246,7 +248,7 @@ class TrainingComparison:
             A, both = torch.stack(flat[:number], 1), torch.stack(flat[number:], 1)
             factors = torch.linalg.lstsq(A, both).solution
             if names and largest(A @ factors - both) <= 1:
-                ours, theirs = (", ".join(f"{x:.4f}" for x in column) for column in factors.mT.tolist())
+                ours, theirs = (", ".join(f"{round(x, 4) + 0.0:.4f}" for x in column) for column in factors.mT.tolist())
                 yield f"  gradients of the run are {ours} times those of these shares, of the reference {theirs}"
 
 
@@ -263,9 +265,9 @@ def _known(x: Any, y: Any, bound: float, old_x: Any = None, old_y: Any = None) -
             return f"{what}{whole} times the reference: a sum over {whole} ranks or microbatches?"
         if inverse > 1 and largest(change - true / inverse) <= bound:
             return f"{what}1/{inverse} of the reference: divided once too often?"
-        return f"{what}{r:.10g} times the reference"
+        return f"{what}{f'1{r - 1:+.1g}' if abs(r - 1) < 0.1 else f'{r:.4g}'} times the reference"
     if old_x is not None and (r := _multiple(change - true, old_x, bound)) is not None:
-        return f"change is wrong by {r:.4g} times the parameter: weight decay?"
+        return f"change is wrong by {r:.1g} times the parameter: weight decay?"
     ends = [(min(at), max(at), n) for at, n in zip(((x - y).abs() > bound).nonzero().mT.tolist(), x.shape)]
     axes = [f"{lo} to {hi} of {n} along axis {k}" for k, (lo, hi, n) in enumerate(ends) if hi - lo + 1 < n]
     return "only " * bool(axes) + ", ".join(axes)
