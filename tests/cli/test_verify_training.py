@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
-from pdgemm.tools.verification import record  # noqa: E402
+from pdgemm.tools.verification.training_record import record  # noqa: E402
 
 REFERENCE = """
 import torch
@@ -61,7 +61,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import reference
-from pdgemm.tools.verification import record
+from pdgemm.tools.verification.training_record import record
 
 other, folder = os.fork(), Path.cwd()  # after the imports, which take seconds
 rank = 0 if other else 1
@@ -154,11 +154,11 @@ def test_right_runs(runs: Path, kind: str) -> None:
         ("rate", 1, "embedding.weight", [0, 1], "change is 1+0.001 times the reference", None),
         ("decay", 1, "embedding.weight", [0, 1], "change is wrong by -0.001 times the parameter: weight decay?", None),
         ("tokens", 2, "loss", [0, 1], None,
-         "0.5000, 0.5000 times those of these shares, of the reference 0.3548, 0.6452"),
+         "0.5000, 0.5000 times those of the shares, in the reference 0.3548, 0.6452"),
         ("scale", 1, "square.bias.grad", [0, 1], "2 times the reference: a sum over 2 ranks or microbatches?",
-         "0.7097, 1.2903 times those of these shares, of the reference 0.3548, 0.6452"),
+         "0.7097, 1.2903 times those of the shares, in the reference 0.3548, 0.6452"),
         ("lost", 1, "square.bias.grad", [0, 1], "",
-         "0.3548, 0.0000 times those of these shares, of the reference 0.3548, 0.6452"),
+         "0.3548, 0.0000 times those of the shares, in the reference 0.3548, 0.6452"),
         ("copy", 2, "up.bias.grad", [1], "1.5 times the reference", None),
         ("rows", 3, "up.weight.grad", [0, 1], "only 3 to 4 of 12 along axis 0", None),
     ],
@@ -241,6 +241,7 @@ def test_noise_is_no_proof(runs: Path, tmp_path: Path, members: dict[str, Any]) 
         ('{"step": 1}\n{"step": 1}', "", "has step 1 twice: each run needs a new folder"),
         ('{"step": "one"}', "", "step"),
         ("{", "", "rank-0.jsonl"),
+        ("tensors", "", "step-1.safetensors: "),
         ('{"step": 99, "loss": 1.0}', "", "has 9 batches, and the run 99 steps: see --steps"),
         ('{"step": 1, "loss": 1.0}', "model = None", "has no function model"),
     ],
@@ -249,7 +250,9 @@ def test_wrong_input(tmp_path: Path, log: str | None, reference: str, message: s
     path, run = tmp_path / "reference.py", tmp_path / "run"
     path.write_text(f"{REFERENCE}\n{reference}")
     run.mkdir()
-    if log:
+    if log == "tensors":
+        (run / "step-1.safetensors").write_text("no tensors")
+    elif log:
         (run / "rank-0.jsonl").write_text(log)
     done = in_process.run(["verify-training", str(path), "--run", str(run)], None)
     assert done.returncode == 2 and message in done.stderr, done.stdout + done.stderr

@@ -1,3 +1,1 @@
-"""Comparison of training programs with one process of plain torch, for `pdgemm verify-training`.  Loads no MPI."""
-
-from pdgemm.tools.verification.training_record import record as record
+"""`pdgemm verify-training` and `record`: other training programs beside one process of plain torch.  No MPI."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from pdgemm.errors import ArgumentError, FileError
@@ -23,7 +24,6 @@ from pdgemm.support.json_input import Size, converted
 TOLERANCE = 10  # times the largest difference that the reference has with other rounding
 VARIANTS = 3  # trainings of the reference that round differently
 Values = dict[str, torch.Tensor]
-_FUNCTIONS = "model", "batches", "loss", "optimizer"
 _WRAPPERS = re.compile(r"^module\.|(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
@@ -40,13 +40,15 @@ class Reference:
         precision = torch.bfloat16     # of the arithmetic of the program, where it is not that of the parameters
 
     eps : the largest one of the types of recorded tensors.
-    Raises ArgumentError where a function is missing, or where there are too few batches.
+    Raises FileError or ArgumentError where the file or a function is missing, or where there are too few batches.
     """
 
     def __init__(self, path: Path, steps: int, eps: float) -> None:
+        if not path.is_file():
+            raise FileError(f"{path}: there is no such file")
         self._members = runpy.run_path(str(path))
-        if missing := [x for x in _FUNCTIONS if not callable(self._members.get(x))]:
-            raise ArgumentError(f"{path} has no function {missing[0]}: a reference has {', '.join(_FUNCTIONS)}")
+        if missing := [x for x in ("model", "batches", "loss", "optimizer") if not callable(self._members.get(x))]:
+            raise ArgumentError(f"{path} has no function {missing[0]}")
         self._batches = [*islice(self._members["batches"](), steps)]
         if len(self._batches) < steps:
             raise ArgumentError(f"{path} has {len(self._batches)} batches, and the run {steps} steps: see --steps")
@@ -160,15 +162,18 @@ class RecordedRun:
                     self.steps.setdefault((step, rank), RecordedStep(step)).file = str(path)
         if not self.steps:
             raise FileError(f"{folder}: no logs (*.jsonl) and no tensors (*step-S.safetensors) of a run")
-        self.eps = max([0.0, *(torch.finfo(x.dtype).eps for x in self.values(*min(self.steps)).values())])
+        first = next((self.values(*at) for at, x in sorted(self.steps.items()) if x.file), {})
+        self.eps = max([0.0, *(torch.finfo(x.dtype).eps for x in first.values() if x.is_floating_point())])
 
     def values(self, step: int, rank: int) -> Values:
         """Return loss, norm and tensors of a step by name, without names of wrappers such as DDP's."""
         line = self.steps[step, rank]
         numbers = {"loss": line.loss, "norm": line.norm}
         values = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items() if x is not None}
-        with naming(line.file):
+        try:
             tensors = load_file(line.file) if line.file else {}
+        except (OSError, SafetensorError) as bad:
+            raise FileError(f"{line.file}: {bad}") from None
         for name, x in tensors.items():
             stem = _WRAPPERS.sub("", name.removesuffix(".grad"))
             values[self._names.get(stem, stem) + ".grad" * name.endswith(".grad")] = x
@@ -198,13 +203,9 @@ class TrainingComparison:
     """
 
     def __init__(self, reference: Reference, run: RecordedRun) -> None:
-        self._reference, self.differences, self.notes, clear = (
-            reference,
-            list[Difference](),
-            defaultdict[str, set[str]](set),
-            set[str](),
-        )
-        self._values, before, initial = defaultdict[int, Values](dict), Values(), Values()
+        self._reference, self.differences, clear = reference, list[Difference](), set[str]()
+        self.notes, self._values = defaultdict[str, set[str]](set), defaultdict[int, Values](dict)
+        before, initial = Values(), Values()
         for step, (exact, rounding) in enumerate(reference.states()):
             initial, bounds = initial or exact, {name: TOLERANCE * x for name, x in rounding.items()}
             for rank in sorted(rank for at, rank in run.steps if at == step):
@@ -226,7 +227,7 @@ class TrainingComparison:
         compared = {x.name for x in self.differences}
         self.is_blind = 2 * len(compared & clear) <= len(compared)
         self.notes["not recorded"] |= initial.keys() - compared
-        self.notes["rounding hides mistakes in"] |= compared - clear
+        self.notes["rounding hides mistakes in"] |= compared - clear if step else set()
 
     @property
     def wrong(self) -> list[Difference]:
@@ -240,16 +241,16 @@ class TrainingComparison:
         (step, before, exact, bounds), values = self._last, self._values[self.wrong[0].rank]
         names, wrong = [x for x in values if x.endswith(".grad")], {x.name for x in self.wrong}
         for how, shares in self._reference.shares(step, before, number) if wrong & {"loss", *names} else ():
-            losses = [f"{float(x['loss']):.8g}" for x in (*shares, exact, values) if "loss" in x]
-            yield f"losses of {number} shares of the samples ({how}), reference, run: {', '.join(losses)}"
-            flat = [
-                torch.cat([x[y].flatten() / bounds[y] for y in names or ["loss"]]) for x in (*shares, values, exact)
-            ]
+            ours, theirs, *others = (f"{float(x.get('loss', torch.nan)):.8g}" for x in (values, exact, *shares))
+            yield f"loss {ours}, reference {theirs}, {number} shares of {how} {', '.join(others)}"
+            if not names:
+                continue
+            flat = [torch.cat([x[y].flatten() / bounds[y] for y in names]) for x in (*shares, values, exact)]
             A, both = torch.stack(flat[:number], 1), torch.stack(flat[number:], 1)
             factors = torch.linalg.lstsq(A, both).solution
-            if names and largest(A @ factors - both) <= 1:
+            if largest(A @ factors - both) <= 1:
                 ours, theirs = (", ".join(f"{round(x, 4) + 0.0:.4f}" for x in column) for column in factors.mT.tolist())
-                yield f"  gradients of the run are {ours} times those of these shares, of the reference {theirs}"
+                yield f"  gradients are {ours} times those of the shares, in the reference {theirs}"
 
 
 def _known(x: Any, y: Any, bound: float, old_x: Any = None, old_y: Any = None) -> str:

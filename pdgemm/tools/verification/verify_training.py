@@ -19,16 +19,14 @@ _ROWS = 16
 
 
 @click.command(cls=OfOneRank, short_help="Compare a training program with one process of torch.")
-@click.argument("reference_file", metavar="REFERENCE.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", metavar="REFERENCE.py", type=click.Path(path_type=Path))
 @click.option("--run", "folder", required=True, type=click.Path(path_type=Path), help="Folder with the recorded run.")
 @click.option("--steps", type=options.COUNT, help="Compare only the first steps.")
 @click.option("--names", type=click.Path(), help='JSON: {"name of a parameter in the run": "name in the reference"}.')
 @click.option("--dp", type=options.COUNT, default=1, help="Ranks with different samples, to explain differences.")
 @options.json_
 @options.debug
-def verify_training(
-    reference_file: Path, folder: Path, steps: int | None, names: str | None, dp: int, as_json: bool
-) -> int:
+def verify_training(file: Path, folder: Path, steps: int | None, names: str | None, dp: int, as_json: bool) -> int:
     """Compare the recorded steps of a training program with a reference, one process of plain torch.  Needs no MPI.
 
     REFERENCE.py defines model(), batches(), loss(model, *batch) and optimizer(model).  It is run four times, three
@@ -41,7 +39,7 @@ def verify_training(
         raise ArgumentError(f"verify-training needs torch and safetensors: {missing}") from None
     run = RecordedRun(folder, decoded(read_file(names), dict[str, str], names) if names else {})
     steps = steps or max(run.steps)[0]
-    comparison = TrainingComparison(Reference(reference_file, steps, run.eps), run)
+    comparison = TrainingComparison(Reference(file, steps, run.eps), run)
     lines, wrong = [str(_table(comparison.differences))], comparison.wrong
     lines += [f"{text}: {_listed(sorted(which))}" for text, which in comparison.notes.items() if which]
     for (step, rank), x in [item for item in run.steps.items() if item[1].collectives][-1:]:
@@ -52,11 +50,9 @@ def verify_training(
     if comparison.is_blind:
         right = "this check cannot tell: rounding, or dropout, moves most numbers as far as mistakes would"
     lines.append(f"WRONG from step {wrong[0].step} on" if wrong else right)
-    passed = not wrong and not comparison.is_blind
-    options.show(
-        as_json, {"passed": passed, "wrong": [x._asdict() for x in wrong], "notes": lines[1:]}, "\n".join(lines)
-    )
-    return int(not passed)
+    facts = {"passed": not wrong and not comparison.is_blind, "wrong": [x._asdict() for x in wrong]}
+    options.show(as_json, facts | {"notes": lines[1:]}, "\n".join(lines))
+    return int(not facts["passed"])
 
 
 def _table(differences: list[Any]) -> Table:
