@@ -39,8 +39,9 @@ class Reference:
         clip = 1.0                     # the largest norm of the gradients; without it they are not clipped
         precision = torch.bfloat16     # of the arithmetic of the program, where it is not that of the parameters
 
-    eps : the largest one of the types of recorded tensors.
-    Raises FileError or ArgumentError where the file or a function is missing, or where there are too few batches.
+    eps : of recorded tensors.
+    Raises FileError or ArgumentError where the file or a function is missing, where there are too few batches, or where
+    recorded tensors have a shorter type.
     """
 
     def __init__(self, path: Path, steps: int, eps: float) -> None:
@@ -53,7 +54,9 @@ class Reference:
         if len(self._batches) < steps:
             raise ArgumentError(f"{path} has {len(self._batches)} batches, and the run {steps} steps: see --steps")
         dtypes = {x.dtype for x in self._members["model"]().parameters()} | {self._members.get("precision")}
-        self._eps = max(eps, *(torch.finfo(x).eps for x in dtypes if x))
+        self._eps = max(torch.finfo(x).eps for x in dtypes if x)
+        if eps > self._eps:
+            raise ArgumentError(f"the tensors of the run have a shorter type than the model of {path}: give it theirs")
 
     def states(self) -> Iterator[tuple[Values, dict[str, float]]]:
         """Yield the numbers of steps 0, 1, ..., and how far rounding has moved each one so far."""
