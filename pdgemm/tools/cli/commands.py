@@ -28,12 +28,13 @@ from pdgemm.support import launcher
 from pdgemm.support.text import echo, on_command_line
 from pdgemm.tools.cli.job import Job, NoMPIError
 
-_MODULES = {  # the modules of commands, each with functions of these names
+_MODULES = {  # the modules of commands, each with functions of these names; the hyphen is an underscore
     "pdgemm.tools.cli.product_commands": ("generate", "multiply", "verify"),
     "pdgemm.tools.cli.linalg_commands": ("solve", "lstsq", "svd", "eigh", "rank", "gram"),
     "pdgemm.tools.cli.plan_commands": ("plan", "simulate", "calibrate"),
     "pdgemm.tools.cli.model_commands": ("model",),
     "pdgemm.tools.cli.scaling": ("scaling",),
+    "pdgemm.tools.verification.verify_training": ("verify-training",),
     "pdgemm.tools.cli.report_commands": ("plot", "profile", "info"),
 }
 COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
@@ -48,7 +49,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name.replace("-", "_"))
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

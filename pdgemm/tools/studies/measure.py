@@ -140,7 +140,7 @@ def measure_training(
     figures = {
         "layout": str(plan.layout),
         "waited": waited,
-        "planned": sum(plan.times.of_parts().values()),
+        "planned": plan.step_seconds,
         "words": received,
         "losses": [loss if isfinite(loss) else None for loss in losses],
     }

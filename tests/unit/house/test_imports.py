@@ -29,6 +29,7 @@ PURE = ["errors", "names", "local", "support", "instrument", "schedules", "plann
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
     "grids.rectangles", "grids.shared_heap",
+    "tools.verification.verify_training",
     *(f"tools.profiling.{x}" for x in ("profile", "profile_tables")),
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",
                                  "model_commands", "report_commands", "scaling", "script")),
@@ -38,6 +39,7 @@ PURE_MODULES = [
 NEED_CUPY = [
     f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels")
 ]
+NEED_TORCH = ("training", "tools.verification.training_")
 # `training` replaces these, and has classes and modules of the same names
 REPLACED = ("parallel", "schedules.training", "planning.models")
 LONGEST = 400  # lines of a module
@@ -117,7 +119,7 @@ def test_public_names_and_their_docstrings() -> None:
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     for module in MODULES:
-        missing = "cupy" if module in NEED_CUPY else "torch" if module.startswith("training") else "sys"
+        missing = "cupy" if module in NEED_CUPY else "torch" if module.startswith(NEED_TORCH) else "sys"
         if module != "__main__" and find_spec(missing):
             import_module(f"pdgemm.{module}")
     assert all(callable(getattr(pdgemm, name)) for name in pdgemm.__all__)  # no module hides a function
