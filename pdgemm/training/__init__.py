@@ -2,9 +2,11 @@
 
 from pdgemm.training.distribute import distribute
 from pdgemm.training.layers.placements import Columns, Gathered, Positions, Replicated, Rows, Sequence, Vocabulary
+from pdgemm.training.loss_scale import LossScale
 from pdgemm.training.mesh import Mesh
 from pdgemm.training.training_run import Run
 
 __all__ = [
-    "Columns", "Gathered", "Mesh", "Positions", "Replicated", "Rows", "Run", "Sequence", "Vocabulary", "distribute",
+    "Columns", "Gathered", "LossScale", "Mesh", "Positions", "Replicated", "Rows", "Run", "Sequence", "Vocabulary",
+    "distribute",
 ]  # fmt: skip

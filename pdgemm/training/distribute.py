@@ -16,6 +16,7 @@ from pdgemm.support.agreement import together
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
+from pdgemm.training.loss_scale import LossScale
 from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import divide_parameters
 from pdgemm.training.stages import Chain
@@ -40,6 +41,8 @@ def distribute(
     loss: Loss | None = None,
     weight: Weight | None = None,
     bucket_bytes: int = 1 << 22,
+    whole: bool = False,
+    loss_scale: LossScale | None = None,
 ) -> Run:
     """Distribute a module on a mesh: divide its parameters, and exchange activations in its forward pass.  Collective.
 
@@ -66,6 +69,9 @@ def distribute(
         a mapping or an object with the loss as "loss".
     weight : a function of a microbatch that returns its weight in the mean of the losses; None: its number of samples.
     bucket_bytes : the bytes of gradients that are reduced together.
+    whole  : with zero > 0, a rank updates whole parameters, and not parts of them.  Parameters that tp divides are
+        brought to one rank for the update, and back.  For rules such as torch.optim.Muon.
+    loss_scale : the factor of the loss for gradients of float16, such as LossScale(); None: 1.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
     Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
@@ -86,6 +92,8 @@ def distribute(
             recompute,
             bucket_bytes,
             blocks,
+            whole,
+            loss_scale,
         ]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
@@ -101,7 +109,7 @@ def distribute(
                 module.forward = forward
         chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
         parameters = divide_parameters(model, placements, mesh, context, chain)
-    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes)
+    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, whole, loss_scale)
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from math import isfinite
 from time import sleep
 from typing import Any
 
@@ -17,18 +18,22 @@ from torch.utils._pytree import tree_leaves
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.collectives.collective import sum_of_numbers
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support import watchdog
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import write_line
 from pdgemm.training.layers.context import Context
+from pdgemm.training.loss_scale import LossScale
 from pdgemm.training.mesh import Mesh
+from pdgemm.training.owners import Owners
 from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
-from pdgemm.training.storage import UpdatedPart
+from pdgemm.training.storage import Storage, UpdatedPart
 
 _HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
-WHOLE = "Adafactor", "LBFGS", "Muon"  # rules of torch that depend on the shapes of parameters
+WHOLE = {"Adafactor", "Muon"}  # rules of torch that depend on the shapes of parameters
+Rule = Callable[..., torch.optim.Optimizer]
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -37,7 +42,7 @@ class Run:
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
-    pipeline   : the passes of a step.   norm : of the gradients of the last step.
+    pipeline   : the passes of a step.   norm : of the gradients of the last step.   scale : of the loss, or None.
     """
 
     def __init__(
@@ -52,13 +57,20 @@ class Run:
         loss: Loss | None,
         weight: Weight | None,
         bucket_bytes: int,
+        whole: bool = False,
+        scale: LossScale | None = None,
     ) -> None:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
         self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
-        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes)
+        self.scale, self._whole = scale, whole
+        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes, whole)
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._pieces = list[UpdatedPart]()
+        self._names = [name for name, _ in model.named_parameters()]  # of all stages
+        self._optimizers, self._pieces, self._owners = (
+            list[torch.optim.Optimizer](),
+            list[UpdatedPart](),
+            list[Owners](),
+        )
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         context.add_gradient = self._add_gradient
         for storage in self.storages:
@@ -67,38 +79,76 @@ class Run:
             self._gather_in_passes()
 
     def optimizer(
-        self,
-        rule: Callable[..., torch.optim.Optimizer],
-        groups: Mapping[str, Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> torch.optim.Optimizer:
+        self, rule: Rule | Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+    ) -> Any:
         """Return a rule of torch for this rank's parts of the parameters, which `step` applies.  Collective.
 
-        rule   : an optimizer that updates each element by itself, such as torch.optim.AdamW.
+        rule   : an optimizer, such as torch.optim.AdamW; or patterns of parameter names and optimizers, such as
+            {"blocks.*.weight": partial(torch.optim.Muon, lr=0.02), "*": torch.optim.AdamW}, of which a list is
+            returned.  The first pattern that matches counts, and each parameter needs one.
         groups : patterns of parameter names, and the options of the rule for these parameters; the first pattern that
-            matches counts.   options : of the rule, for all parameters.
+            matches counts.   options : of the rules, for all parameters.
 
-        Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.
-        Raises ArgumentError on all ranks where no parameter matches a pattern, or where a rule of whole matrices, such
-        as torch.optim.Muon, would get parts of them.
+        Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.  A rule that
+        does not update each element by itself needs whole=True in `distribute`, unless each rank has all elements.
+        A second call replaces the rules, and their state is lost.
+        Raises ArgumentError on all ranks where no parameter matches a pattern, where a parameter has no rule, for
+        LBFGS, and where Muon or Adafactor would get parts of matrices.
         """
-        patterns, name = dict(groups or {}), getattr(rule, "__name__", "")
-        self._pieces = [piece for storage in self.storages for piece in storage.pieces()]
+        rules, patterns = dict(rule) if isinstance(rule, Mapping) else {"*": rule}, dict(groups or {})
+        divided = [x for x in self.storages if self._whole and self._is_divided(x)]
+        owners = [Owners(self._context.tp, x, self.parameters) for x in divided]
+        pieces = [piece for x in self.storages if x not in divided for piece in x.pieces()]
+        pieces += [piece for x in owners for piece in x.pieces]
         with together(self.mesh.comm) as arguments:
-            arguments += ["optimizer", name, *map(str, patterns.items()), *map(str, options.items())]
-            names = [x for x, _ in self.model.named_parameters()]
-            if unused := [x for x in patterns if not any(fnmatchcase(name, x) for name in names)]:
-                raise ArgumentError(f"no parameter matches {unused[0]!r}; parameters are {', '.join(names)}")
-            if name in WHOLE and (part := next(filter(self._is_part, self._pieces), None)):
-                raise ArgumentError(f"{name} updates whole matrices, and this rank has a part of {part.name!r}")
-        by_pattern: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in (*patterns, "")}
-        for piece in self._pieces:
-            pattern = next((x for x in patterns if fnmatchcase(piece.name, x)), "")
-            by_pattern[pattern].append(piece.weights)
-        by_pattern[""] = by_pattern[""] or [nn.Parameter(torch.zeros(0))]  # a rule needs a parameter
-        listed = [{"params": x, **patterns.get(pattern, {})} for pattern, x in by_pattern.items()]  # alike on all ranks
-        self._optimizer = rule(listed, **options)
-        return self._optimizer
+            arguments += [
+                "optimizer",
+                *map(str, rules.items()),
+                *map(str, patterns.items()),
+                *map(str, options.items()),
+            ]
+            for pattern in (*rules, *patterns):
+                if not any(fnmatchcase(name, pattern) for name in self._names):
+                    raise ArgumentError(f"no parameter matches {pattern!r}; parameters are {', '.join(self._names)}")
+            by_rule: dict[str | None, list[UpdatedPart]] = {pattern: [] for pattern in rules}
+            for piece in pieces:
+                by_rule.setdefault(_first_match(piece.name, rules), []).append(piece)
+            if None in by_rule:
+                raise ArgumentError(f"no rule matches {by_rule[None][0].name!r}: add one, such as for the pattern '*'")
+            optimizers = [self._ruled(rules[x], by_rule[x], patterns, options) for x in rules]
+        self._optimizers, self._pieces, self._owners = optimizers, pieces, owners
+        for x in owners:
+            x.read()
+        return optimizers if isinstance(rule, Mapping) else optimizers[0]
+
+    def _ruled(
+        self,
+        rule: Rule,
+        pieces: list[UpdatedPart],
+        patterns: Mapping[str, Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> torch.optim.Optimizer:
+        """Return a rule for parts of parameters.  Raises ArgumentError."""
+        kind: Any = getattr(rule, "func", rule)  # of a partial function
+        names = {getattr(x, "__name__", "") for x in getattr(kind, "__mro__", [kind])}
+        if "LBFGS" in names:
+            raise ArgumentError("LBFGS computes the loss several times for an update, and a step computes it once")
+        for piece in pieces if names & WHOLE else ():
+            if piece.weights.shape != self.parameters[piece.name].shape:
+                why = "which ep divides" if self._whole else "unless distribute(..., whole=True) gives it all of it"
+                raise ArgumentError(
+                    f"{kind.__name__} updates whole matrices, and this rank has a part of {piece.name!r}, {why}"
+                )
+        by_pattern: dict[str | None, list[nn.Parameter]] = {pattern: [] for pattern in (*patterns, None)}
+        for piece in pieces:
+            by_pattern[_first_match(piece.name, patterns)].append(piece.weights)
+        by_pattern[None] = by_pattern[None] or [nn.Parameter(torch.zeros(0, 0))]  # a rule needs a parameter
+        listed = [{"params": x, **(patterns[k] if k else {})} for k, x in by_pattern.items()]  # alike on all ranks
+        return rule(listed, **options)
+
+    def _is_divided(self, storage: Storage) -> bool:
+        """Return whether a storage has parts along tp of its parameters."""
+        return self._context.tp.size > 1 and self.parameters[storage.layout.names[0]].division.axis == "tp"
 
     def step(self, *batch: torch.Tensor, clip: float | None = None) -> float:
         """Carry out a step on a batch, and return its mean loss, the same number on all ranks.  Collective.
@@ -120,20 +170,24 @@ class Run:
             squares = sum(x.squares() / x.copies for x in self.storages)
             copied = sum(x.squares() for x in self.storages if x.copies > 1)
             of_copies = copied if mesh.index("tp") == 0 else 0.0
-            attended = self._context.has_attended
-            loss, of_all, square, *others = mesh.sum(of_first, total, squares, of_copies, copied, attended)
-            self._check(loss, of_all, *others)
-            self.norm = square**0.5
-            self._update(clip)
-        return loss
+            different = sum(x.difference(self._context.tp) for x in self.storages)
+            received = set[str]().union(*(x.received for x in self.storages))
+            uses = [float(name in received) for name in self._names]
+            numbers = of_first, total, of_copies, copied, self._context.has_attended, different, squares
+            sums = mesh.sum(*numbers, *uses)
+            self._check(*sums[:6])
+            self._update(sums[6], clip, {name for name, n in zip(self._names, sums[7:]) if n})
+        return sums[0]
 
-    def _check(self, loss: float, of_all: float, of_copies: float, copied: float, attended: float) -> None:
-        """Raise ArgumentError on all ranks where the loss is not that of the whole model.
+    def _check(
+        self, loss: float, of_all: float, of_copies: float, copied: float, attended: float, different: float
+    ) -> None:
+        """Raise ArgumentError on all ranks where the loss is not that of the whole model, or copies differ.
 
         loss : of the first ranks along tp and cp.   of_all : the sum of the losses of all ranks along tp and cp.
         of_copies : the sum of squared gradients of parameters that all ranks along tp have, of the first ranks along
             tp.   copied : of all ranks.
-        attended : the number of ranks that used the keys of all ranks along cp.
+        attended : the number of ranks that used the keys of all ranks along cp.   different : of `Storage.difference`.
         """
         shape, error = self.mesh.shape, ""
         if shape.cp > 1 and not attended:
@@ -148,25 +202,36 @@ class Run:
             )
         elif abs(copied - shape.tp * of_copies) > 1e-6 * copied:
             error = "gradients of parameters that are whole on all ranks along tp differ between these ranks"
-        if error:
-            agree(self.mesh.comm, ArgumentError(error))
+        elif different and (names := [x.layout.names[0] for x in self.storages if x.differs(self._context.tp)]):
+            error = f"copies of parameters differ between ranks, in the storage that begins with {', '.join(names)}"
+        if error or different:
+            agree(self.mesh.comm, ArgumentError(error) if error else None)
 
-    def _is_part(self, piece: UpdatedPart) -> bool:
-        """Return whether a piece is a part of a parameter, or of this rank's part of a parameter that is divided."""
-        stored = self.parameters[piece.name]
-        divided = bool(stored.division.axis) and self._context.tp.size > 1
-        return divided or piece.weights.shape != stored.parameter.shape
+    def _update(self, square: float, clip: float | None, used: set[str]) -> None:
+        """Update this rank's parts of the parameters, and make the parameters whole.
 
-    def _update(self, clip: float | None) -> None:
-        """Update this rank's parts of the parameters, and make the parameters whole."""
-        if self._optimizer:
-            factor = min(1.0, clip / (self.norm + 1e-6)) if clip is not None else 1.0
-            for piece in self._pieces:
-                piece.weights.grad = piece.gradient.mul_(factor) if factor < 1 else piece.gradient
-            self._optimizer.step()
+        square : the sum of squared gradients.   used : the parameters on which the loss depends; others stay as they
+            are, as in torch, where they have no gradient.
+        """
+        scale, is_finite = self.scale.value if self.scale else 1.0, isfinite(square)
+        self.norm = square**0.5 / scale
+        factor = (min(1.0, clip / (self.norm + 1e-6)) if clip is not None else 1.0) / scale
+        for owners in self._owners:
+            owners.begin_update()
+        for piece in self._pieces:
+            gradient = piece.gradient.mul_(factor) if factor != 1 else piece.gradient
+            piece.weights.grad = gradient if piece.name in used else None
+        with torch.autocast("cpu", enabled=False):
+            for optimizer in self._optimizers if is_finite or not self.scale else ():
+                optimizer.step()
+        if self.scale:
+            self.scale.update(is_finite)
+        for owners in self._owners:
+            owners.end_update()
         with torch.no_grad():
             for storage in self.storages:
                 storage.updated()
+        torch.clear_autocast_cache()  # of parameters before the update, where a block of autocast has several steps
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a copy of a whole parameter of this stage.  Collective over the ranks that have a part of it."""
@@ -181,8 +246,15 @@ class Run:
         return stored.division.joined(self.mesh.line(stored.division.axis).comm.allgather(part))
 
     def expected(self) -> dict[str, Traffic]:
-        """Return the traffic of gradients and parameters in a step of this rank, by formula."""
-        total = {"gradients": Traffic(), "parameters": Traffic()}
+        """Return the traffic of a step of this rank, but for activations, by kind and by formula.
+
+        "gradients" and "parameters" are those of `FlatShards.traffic`, "owners" those of `Owners`, and "decisions" the
+        loss, the norm, checks, and a number for each parameter, by which ranks learn whether it has a gradient.
+        """
+        total, rank, shape = {"gradients": Traffic(), "parameters": Traffic()}, self.mesh.rank, self.mesh.shape
+        total["decisions"] = sum_of_numbers(7 + len(self._names), shape.size).traffic(rank)
+        total["decisions"] += sum_of_numbers(1, shape.dp).traffic(self.mesh.index("dp"))
+        total["owners"] = sum((y.traffic(x.rank) for x in self._owners for y in (x.to_owners, x.to_parts)), Traffic())
         for storage in self.storages:
             for kind, traffic in storage.layout.traffic(storage.line.rank, self.schedule.microbatches).items():
                 total[kind] += traffic
@@ -243,7 +315,8 @@ class _Step:
             loss = run._loss(result, *self._batches[microbatch][1:]) if run._loss else _loss_in(result)
         share = self._weights[microbatch] / self._weight
         self.total += float(loss.detach()) * share
-        return loss * share
+        scale = run.scale.value if run.scale else 1.0
+        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (share * scale)
 
     def begin_gradients(self, microbatch: int) -> None:
         for storage in self._run.storages:
@@ -272,6 +345,10 @@ def _ending_the_job(comm: MPI.Comm) -> Iterator[None]:
         sleep(_HEAD_START * comm.rank.bit_length())
         write_line(f"rank {comm.rank} of {comm.size}: {''.join(traceback.format_exception(error))}")
         watchdog.end_job(1)
+
+
+def _first_match(name: str, patterns: Iterable[str]) -> str | None:
+    return next((x for x in patterns if fnmatchcase(name, x)), None)
 
 
 def _loss_in(result: Any) -> torch.Tensor:
