@@ -18,6 +18,7 @@ from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.experts import Experts, MixtureOfExperts
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
+from pdgemm.training.loss_scale import LossScale
 from pdgemm.training.parameters import divide_parameters
 from pdgemm.training.stages import Chain
 from pdgemm.training.training_run import Loss, Run, Weight
@@ -43,6 +44,8 @@ def distribute(
     bucket_bytes: int = 1 << 22,
     hybrid: bool = False,
     lazy: bool = False,
+    whole: bool = False,
+    loss_scale: LossScale | None = None,
 ) -> Run:
     """Distribute a module on a mesh: divide its parameters, and exchange activations in its forward pass.  Collective.
 
@@ -73,6 +76,9 @@ def distribute(
         of them have copies (hybrid sharding): parameters move only inside of a group, such as a node.
     lazy   : with zero = 1 and 2, a step does not wait for the parameters that other ranks have updated: the next pass
         waits for those of each module.  Between steps use `Run.whole`, not the parameters of the model.
+    whole  : with zero > 0, a rank updates whole parameters, and not parts of them.  Parameters that tp divides are
+        brought to one rank for the update, and back.  For rules such as torch.optim.Muon.
+    loss_scale : the factor of the loss for gradients of float16, such as LossScale(); None: 1.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
     Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
@@ -97,6 +103,8 @@ def distribute(
             blocks,
             hybrid,
             lazy,
+            whole,
+            loss_scale,
         ]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
@@ -111,7 +119,9 @@ def distribute(
                 module.forward = forward
         chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
         parameters = divide_parameters(model, placements, mesh, context, chain)
-    return Run(model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, hybrid, lazy)
+    return Run(
+        model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, hybrid, lazy, whole, loss_scale
+    )
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from pdgemm.errors import ArgumentError
 from pdgemm.parallel.mesh import Line, Mesh
-from pdgemm.schedules.training.flat_shards import FlatShards
+from pdgemm.schedules.training.flat_shards import FlatShards, owners_of
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division, ModulePlacement
@@ -26,7 +26,7 @@ class DividedParameter(NamedTuple):
 
     division : how it is divided.   modules : the modules of this stage that use it.   chunks : with these, ascending.
     axes : joined by "+", along which its gradients are summed.   copies : the ranks outside of this line that have the
-        same part of it and compute the same gradient.
+        same part of it and compute the same gradient.   shape : of the whole parameter.
     """
 
     parameter: nn.Parameter
@@ -35,6 +35,7 @@ class DividedParameter(NamedTuple):
     chunks: list[int]
     axes: str
     copies: int
+    shape: torch.Size
 
 
 def divide_parameters(
@@ -68,7 +69,7 @@ def divide_parameters(
             raise ArgumentError(f"{name!r} is divided differently by its modules: {', '.join(map(repr, divisions))}")
         (division,) = divisions
         assert division is not None
-        line = mesh.line(division.axis) if division.axis else context.tp
+        line, shape = mesh.line(division.axis) if division.axis else context.tp, parameter.shape
         part = division.part(parameter.data, line.size, line.rank)
         parameter.data = part.clone(memory_format=torch.contiguous_format)
         axes = ["edp" if division.axis == "ep" else "dp", "cp", *([division.sums] if division.sums else [])]
@@ -84,16 +85,23 @@ def divide_parameters(
         copies = 1 if division.axis or division.sums else context.tp.size
         chunks = sorted(chain.chunk_of(module) for module, _ in own) if chain else [0]  # the first one comes last back
         modules = [x for x, _ in own]
-        parameters[name] = DividedParameter(parameter, division, modules, chunks, "+".join(axes), copies)
+        parameters[name] = DividedParameter(parameter, division, modules, chunks, "+".join(axes), copies, shape)
     return parameters
 
 
 def storages_of(
-    parameters: Mapping[str, DividedParameter], model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int, hybrid: bool
+    parameters: Mapping[str, DividedParameter],
+    model: nn.Module,
+    mesh: Mesh,
+    zero: int,
+    bucket_bytes: int,
+    hybrid: bool,
+    whole: bool,
 ) -> list[Storage]:
     """Return storages for all parameters: one for each line along which gradients are summed, and each type.
 
     hybrid : parameters are divided among the ranks along ep, and copied along edp.
+    whole  : a rank of the line updates whole parameters, and not parts of them.
     """
     groups = dict[tuple[str, str, int], dict[str, DividedParameter]]()
     for name, x in reversed([*parameters.items()]):
@@ -111,7 +119,9 @@ def storages_of(
             len(set[str]().union(*(x for x, n in zip(modules, units) if n == unit))) for unit in dict.fromkeys(units)
         )
         words, dtype = tuple(x.parameter.numel() for x in members.values()), flat_array(first.data.new_empty(0)).dtype
-        shared = line.size, stage, np.dtype(dtype), across.size if across else 1
+        # the sizes of whole parameters are the same on all ranks along tp, and so are the owners
+        owners = owners_of([x.shape.numel() for x in members.values()], line.size) if whole and stage else ()
+        shared = line.size, stage, np.dtype(dtype), across.size if across else 1, owners
         layout = FlatShards(tuple(members), words, units, tuple(users), *shared)
         of_torch = {name: x.parameter for name, x in members.items()}
         storages.append(Storage(line, layout, of_torch, tags.setdefault(line, 1), copies, across))

@@ -188,7 +188,8 @@ class Chain:
             rows = self._context.own_rows[1] if x.shape[-1] == self._context.length else x.shape[-1]
             return module.weight.new_full((), torch.nan).expand(*x.shape[:-1], rows, module.embedding_dim)
         if isinstance(module, nn.Linear):
-            return x.new_full((), torch.nan).expand(*x.shape[:-1], module.out_features)
+            dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+            return x.new_full((), torch.nan, dtype=dtype).expand(*x.shape[:-1], module.out_features)
         return x
 
 
@@ -259,14 +260,16 @@ class Pipeline:
                 x, y = live.pop(key)
                 dy = self._taken(takes, y) if takes else None
                 if y.requires_grad:  # else all parameters of the first stages are frozen
-                    torch.autograd.backward(y, dy)
+                    with torch.autocast("cpu", enabled=False):  # gradients have the types of the forward pass
+                        torch.autograd.backward(y, dy)
                 result = None if x is None else x.grad
                 if products is not None:
                     delayed[key] = products
                     passes.end_inputs(chunk)
             else:
-                for product in delayed.pop(key):
-                    product()
+                with torch.autocast("cpu", enabled=False):
+                    for product in delayed.pop(key):
+                        product()
             if kind == ("W" if self._schedule.split else "B"):
                 passes.end_gradients(chunk)
             if gives:

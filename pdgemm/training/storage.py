@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -69,6 +70,7 @@ class Storage:
         self._missing = [len(bucket.names) for bucket in layout.buckets]
         self.last = True  # whether the gradients of this microbatch complete a step
         self.delayed = False  # whether a parameter may get several gradients in a pass, the last of them later
+        self.received = set[str]()  # the parameters that have got a gradient in this step
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
         self.free([*parameters])
@@ -105,6 +107,7 @@ class Storage:
         bucket = self._bucket_of[name]
         if not self._missing[bucket.number]:
             raise ArgumentError(f"{name!r} has a second gradient in a pass: use checkpoint with use_reentrant=False")
+        self.received.add(name)
         self.view(name, self._sums(bucket)).add_(gradient)
         if not self.delayed:
             self._missing[bucket.number] -= 1
@@ -143,6 +146,7 @@ class Storage:
 
     def begin_step(self) -> None:
         """Set all gradients to 0: those of the last step, also of one that has raised an error on all ranks."""
+        self.received.clear()
         for sums in self.gradients:
             sums.zero_()
 
@@ -207,6 +211,28 @@ class Storage:
         return total / self.layout.groups
 
     # ---------------------------------------------------------------- parameters
+    def checksum(self) -> int:
+        """Return the sum of the bits of the parameters that this rank has between steps."""
+        total = 0
+        for x in self._own if self.layout.stage == 3 else self._whole:
+            elements = flat_array(x).view(np.uint8)
+            ends = len(elements) // 8 * 8
+            total += int(elements[:ends].view(np.int64).sum()) + int(elements[ends:].sum())
+        return total % (2**31 - 1)
+
+    def difference(self, tp: Line) -> int:
+        """Return this rank's addend of a sum over all ranks, which is 0 if all copies of the parameters are equal."""
+        first, copies = tp.rank == 0 or self.copies == 1, self.copies
+        if self.layout.stage < 3:
+            first, copies = first and self.line.rank == 0, copies * self.line.size
+        return (copies * first - 1) * self.checksum() if copies > 1 else 0
+
+    def differs(self, tp: Line) -> bool:
+        """Return whether copies of the parameters differ.  Collective over this line and that along tp."""
+        lines = [self.line] * (self.layout.stage < 3) + [tp] * (self.copies > 1)
+        checksums = [line.comm.allgather(self.checksum()) for line in lines]
+        return any(len({*x}) > 1 for x in checksums)
+
     def updated(self) -> None:
         """Copy master weights to parameters, and start to make parameters whole that were updated in parts.
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from time import perf_counter, sleep
 from typing import Any
@@ -25,13 +24,13 @@ from pdgemm.support import watchdog
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import write_line
 from pdgemm.training.layers.context import Context
+from pdgemm.training.loss_scale import LossScale
 from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
 from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.states.whole_states import RunStates
-from pdgemm.training.storage import UpdatedPart
+from pdgemm.training.updates import Rule, Updates
 
 _HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
-WHOLE = "Adafactor", "LBFGS", "Muon"  # rules of torch that depend on the shapes of parameters
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -56,7 +55,7 @@ class Run(RunStates):
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
-    pieces     : the parts of parameters that this rank updates.   pipeline : the passes of a step.
+    updates    : its rules, and the parts of parameters that this rank updates.   pipeline : the passes of a step.
     norm : of the gradients of the last step.   steps : their number, of this run and of the runs that it continues.
     report     : of the last step, after the first one.
     """
@@ -75,15 +74,18 @@ class Run(RunStates):
         loss: Loss | None,
         weight: Weight | None,
         bucket_bytes: int,
-        hybrid: bool = False,
-        lazy: bool = False,
+        hybrid: bool,
+        lazy: bool,
+        whole: bool,
+        scale: LossScale | None,
     ) -> None:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
         self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
-        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid)
-        self.pieces, self.chain, self.steps = [x for storage in self.storages for x in storage.pieces()], chain, 0
+        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
+        self._names = [name for name, _ in model.named_parameters()]  # of all stages
+        self.updates = Updates(self.storages, parameters, self._names, context.tp, whole, scale)
+        self.chain, self.steps = chain, 0
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
-        self._optimizer: torch.optim.Optimizer | None = None
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         context.add_gradient = self._add_gradient
         for storage in self.storages:
@@ -93,37 +95,28 @@ class Run(RunStates):
             self._gather_in_passes(chain)
 
     def optimizer(
-        self,
-        rule: Callable[..., torch.optim.Optimizer],
-        groups: Mapping[str, Mapping[str, Any]] | None = None,
-        **options: Any,
-    ) -> torch.optim.Optimizer:
+        self, rule: Rule | Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+    ) -> Any:
         """Return a rule of torch for this rank's parts of the parameters, which `step` applies.  Collective.
 
-        rule   : an optimizer that updates each element by itself, such as torch.optim.AdamW.
+        rule   : an optimizer, such as torch.optim.AdamW; or patterns of parameter names and optimizers, such as
+            {"blocks.*.weight": partial(torch.optim.Muon, lr=0.02), "*": torch.optim.AdamW}, of which a list is
+            returned.  The first pattern that matches counts, and each parameter needs one.
         groups : patterns of parameter names, and the options of the rule for these parameters; the first pattern that
-            matches counts.   options : of the rule, for all parameters.
+            matches counts.   options : of the rules, for all parameters.
 
-        Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.
-        Raises ArgumentError on all ranks where no parameter matches a pattern, or where a rule of whole matrices, such
-        as torch.optim.Muon, would get parts of them.
+        Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.  A rule that
+        does not update each element by itself needs whole=True in `distribute`, unless each rank has all elements.
+        A second call replaces the rules, and their state is lost.
+        Raises ArgumentError on all ranks where no parameter matches a pattern, where a parameter has no rule, for
+        LBFGS, and where Muon or Adafactor would get parts of matrices.
         """
-        patterns, name = dict(groups or {}), getattr(rule, "__name__", "")
+        rules, groups = dict(rule) if isinstance(rule, Mapping) else {"*": rule}, dict(groups or {})
         with together(self.mesh.comm) as arguments:
-            arguments += ["optimizer", name, *map(str, patterns.items()), *map(str, options.items())]
-            names = [x for x, _ in self.model.named_parameters()]
-            if unused := [x for x in patterns if not any(fnmatchcase(name, x) for name in names)]:
-                raise ArgumentError(f"no parameter matches {unused[0]!r}; parameters are {', '.join(names)}")
-            if name in WHOLE and (part := next(filter(self._is_part, self.pieces), None)):
-                raise ArgumentError(f"{name} updates whole matrices, and this rank has a part of {part.name!r}")
-        by_pattern: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in (*patterns, "")}
-        for piece in self.pieces:
-            pattern = next((x for x in patterns if fnmatchcase(piece.name, x)), "")
-            by_pattern[pattern].append(piece.weights)
-        by_pattern[""] = by_pattern[""] or [nn.Parameter(torch.zeros(0))]  # a rule needs a parameter
-        listed = [{"params": x, **patterns.get(pattern, {})} for pattern, x in by_pattern.items()]  # alike on all ranks
-        self._optimizer = rule(listed, **options)
-        return self._optimizer
+            arguments += ["optimizer", *map(str, (*rules.items(), *groups.items(), *options.items()))]
+            self.updates.set_rules(rules, groups, options)
+        self.updates.read()
+        return self.updates.optimizers if isinstance(rule, Mapping) else self.updates.optimizers[0]
 
     def step(self, *batch: torch.Tensor, clip: float | None = None) -> float:
         """Carry out a step on a batch, and return its mean loss, the same number on all ranks.  Collective.
@@ -136,10 +129,12 @@ class Run(RunStates):
         with _ending_the_job(self.mesh.comm):
             traffic = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
             start, waited = perf_counter(), self.mesh.recorder.seconds.get("wait", 0.0)
-            loss, of_all, square, *others = self._reduced(batch)
-            self._check(loss, of_all, *others)
-            self.norm = square**0.5
-            self._update(clip)
+            sums = self._reduced(batch)
+            self._check(*sums[:6])
+            used = {name for name, number in zip(self._names, sums[7:]) if number}
+            loss, self.norm = sums[0], self.updates.update(sums[6], clip, used)
+            for storage in self.storages if not self._lazy else ():
+                storage.complete()
             self.steps += 1
             self.report = StepReport(
                 loss,
@@ -151,7 +146,11 @@ class Run(RunStates):
         return loss
 
     def _reduced(self, batch: tuple[torch.Tensor, ...]) -> list[float]:
-        """Compute the gradients of a step, and return the sums over all ranks that `_check` needs."""
+        """Compute the gradients of a step, and return sums over all ranks.
+
+        The first six are the arguments of `_check`; then follow the sum of squared gradients, and for each parameter
+        the number of ranks on which the loss depends on it.
+        """
         mesh, passes, self._context.has_attended = self.mesh, _Step(self, batch), False
         for storage in self.storages:
             storage.begin_step()
@@ -163,7 +162,11 @@ class Run(RunStates):
         squares = sum(x.squares() / x.copies for x in self.storages)
         copied = sum(x.squares() for x in self.storages if x.copies > 1)
         of_copies = copied if mesh.index("tp") == 0 else 0.0
-        return mesh.sum(of_first, total, squares, of_copies, copied, self._context.has_attended)
+        different = sum(x.difference(self._context.tp) for x in self.storages)
+        received = set[str]().union(*(x.received for x in self.storages))
+        uses = [float(name in received) for name in self._names]
+        numbers = of_first, total, of_copies, copied, self._context.has_attended, different, squares
+        return mesh.sum(*numbers, *uses)
 
     def evaluate(self, *batch: torch.Tensor) -> float:
         """Return the mean loss of a batch, the same number on all ranks, without gradients.  Collective.
@@ -178,13 +181,15 @@ class Run(RunStates):
             (loss,) = self.mesh.sum(passes.total if is_last and is_first else 0.0)
         return loss
 
-    def _check(self, loss: float, of_all: float, of_copies: float, copied: float, attended: float) -> None:
-        """Raise ArgumentError on all ranks where the loss is not that of the whole model.
+    def _check(
+        self, loss: float, of_all: float, of_copies: float, copied: float, attended: float, different: float
+    ) -> None:
+        """Raise ArgumentError on all ranks where the loss is not that of the whole model, or copies differ.
 
         loss : of the first ranks along tp and cp.   of_all : the sum of the losses of all ranks along tp and cp.
         of_copies : the sum of squared gradients of parameters that all ranks along tp have, of the first ranks along
             tp.   copied : of all ranks.
-        attended : the number of ranks that used the keys of all ranks along cp.
+        attended : the number of ranks that used the keys of all ranks along cp.   different : of `Storage.difference`.
         """
         shape, error = self.mesh.shape, ""
         if shape.cp > 1 and not attended:
@@ -199,29 +204,10 @@ class Run(RunStates):
             )
         elif abs(copied - shape.tp * of_copies) > 1e-6 * copied:
             error = "gradients of parameters that are whole on all ranks along tp differ between these ranks"
-        if error:
-            agree(self.mesh.comm, ArgumentError(error))
-
-    def _is_part(self, piece: UpdatedPart) -> bool:
-        """Return whether a piece is a part of a parameter, or of this rank's part of a parameter that is divided."""
-        stored = self.parameters[piece.name]
-        divided = bool(stored.division.axis) and self.mesh.length(stored.division.axis) > 1
-        return divided or piece.weights.shape != stored.parameter.shape
-
-    def _update(self, clip: float | None) -> None:
-        """Update this rank's parts of the parameters, and make the parameters whole, or begin to."""
-        for storage in self.storages:
-            storage.complete()
-        if self._optimizer:
-            factor = min(1.0, clip / (self.norm + 1e-6)) if clip is not None else 1.0
-            for piece in self.pieces:
-                piece.weights.grad = piece.gradient.mul_(factor) if factor < 1 else piece.gradient
-            self._optimizer.step()
-        with torch.no_grad():
-            for storage in self.storages:
-                storage.updated()
-                if not self._lazy:
-                    storage.complete()
+        elif different and (names := [x.layout.names[0] for x in self.storages if x.differs(self._context.tp)]):
+            error = f"copies of parameters differ between ranks, in the storage that begins with {', '.join(names)}"
+        if error or different:
+            agree(self.mesh.comm, ArgumentError(error) if error else None)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a copy of a whole parameter of this stage.  Collective over the ranks that have a part of it."""
@@ -249,6 +235,8 @@ class Run(RunStates):
                 storage.begin_step()
             total |= counted
         total |= {"gradients": Traffic(), "parameters": Traffic()}
+        if owners := self.updates.owners:
+            total["owners"] = sum((x.traffic() for x in owners), Traffic())
         for storage in self.storages:
             for kind, traffic in storage.traffic(self.schedule.microbatches).items():
                 total[kind] += traffic
@@ -330,7 +318,8 @@ class _Step:
             loss = run._loss(result, *self._batches[microbatch][1:]) if run._loss else _loss_in(result)
         share = self._weights[microbatch] / self._weight
         self.total += float(loss.detach()) * share
-        return loss * share
+        scale = run.updates.scale.value if run.updates.scale else 1.0
+        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (share * scale)
 
     def begin_gradients(self, microbatch: int) -> None:
         for storage in self._run.storages:

@@ -6,6 +6,7 @@ Li et al., PyTorch distributed: Experiences on accelerating data parallel traini
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -43,6 +44,7 @@ class FlatShards:
     groups : of such lines that have copies of all parts, and sum their parts of the gradients at the end of a step.
     stage  : what is divided among them (ZeRO): 0 nothing, 1 the state of the optimizer, 2 gradients as well, 3
         parameters as well.   dtype : of the parameters.  Gradients are float64 where it is float64, else float32.
+    owners : for each parameter the rank to which it belongs whole; empty: the ranks cut each bucket evenly.
     """
 
     names: tuple[str, ...]
@@ -53,6 +55,7 @@ class FlatShards:
     stage: int
     dtype: np.dtype
     groups: int = 1
+    owners: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stage not in range(4):
@@ -64,26 +67,35 @@ class FlatShards:
         return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
 
     @cached_property
+    def owner(self) -> dict[str, int]:
+        """The rank to which each parameter belongs whole; no names where buckets are cut evenly."""
+        return dict(zip(self.names, self.owners))
+
+    @cached_property
     def places(self) -> dict[str, slice]:
         """The place of each parameter in flat storage."""
-        ends = np.cumsum([0, *self.words]).tolist()
-        return {name: slice(*place) for name, place in zip(self.names, pairwise(ends))}
+        order = sorted(range(len(self.names)), key=lambda k: (self.units[k], *self.owners[k : k + 1]))
+        ends = np.cumsum([0, *(self.words[k] for k in order)]).tolist()
+        return {self.names[k]: slice(*place) for k, place in zip(order, pairwise(ends))}
 
     @cached_property
     def buckets(self) -> tuple[FlatBucket, ...]:
-        buckets = list[FlatBucket]()
+        buckets, unit_of = list[FlatBucket](), dict(zip(self.names, self.units))
         for unit in dict.fromkeys(self.units):
-            names = tuple(name for name, own in zip(self.names, self.units) if own == unit)
+            names = tuple(name for name in self.places if unit_of[name] == unit)
             buckets.append(FlatBucket(len(buckets), self.places[names[0]].start, self.places[names[-1]].stop, names))
         return tuple(buckets)
 
     def counts(self, bucket: FlatBucket) -> tuple[int, ...]:
         """Return the words of the part of each rank."""
-        cuts = [bucket.words * at // self.shards for at in range(self.shards + 1)]
-        return tuple(hi - lo for lo, hi in pairwise(cuts))
+        parts = [self.part(bucket, index) for index in range(self.shards)]
+        return tuple(x.stop - x.start for x in parts)
 
     def part(self, bucket: FlatBucket, index: int) -> slice:
         """Return the part of a bucket, in flat storage, that a rank of the line owns."""
+        if self.owners:
+            mine = [self.places[name] for name in bucket.names if self.owner[name] == index]
+            return slice(mine[0].start, mine[-1].stop) if mine else slice(bucket.start, bucket.start)
         cuts = (bucket.start + bucket.words * at // self.shards for at in (index, index + 1))
         return slice(*cuts)
 
@@ -139,3 +151,12 @@ class FlatShards:
             "gradients": (own if self.stage > 1 else total) * self.wide.itemsize,
             "optimizer": (own if self.stage else total) * (state_words + masters) * self.wide.itemsize,
         }
+
+
+def owners_of(words: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """Deal parameters of so many words to ranks: the largest first, each to the rank that has the fewest words."""
+    loads, owners = [0] * ranks, [0] * len(words)
+    for k in sorted(range(len(words)), key=lambda k: -words[k]):
+        owners[k] = loads.index(min(loads))
+        loads[owners[k]] += words[k]
+    return tuple(owners)

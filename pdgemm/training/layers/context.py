@@ -102,8 +102,10 @@ class Context:
         added = getattr(module, "bias", None) if bias else None
         if self.delayed is None or not weight.requires_grad:
             return F.linear(x, weight.T if is_transposed(module) else weight, added)
+        if torch.is_autocast_enabled("cpu"):
+            x, weight = (y.to(torch.get_autocast_dtype("cpu")) for y in (x, weight))
         y: torch.Tensor = _DelayedLinear.apply(x, weight, module, self)
-        return y if added is None else y + added
+        return y if added is None else y + added.to(y.dtype)
 
     @contextmanager
     def active(self) -> Iterator[None]:

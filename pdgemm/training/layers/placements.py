@@ -175,7 +175,7 @@ class Rows(ModulePlacement):
         def rows(x: torch.Tensor) -> torch.Tensor:
             y = context.left(context.linear(x, module, bias=False))
             bias: Any = module.bias
-            return y if bias is None else y + bias
+            return y if bias is None else y + bias.to(y.dtype)
 
         return rows
 

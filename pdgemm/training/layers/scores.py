@@ -107,9 +107,12 @@ class Scores:
         context = self._context
         own = target.reshape(-1, context.length).index_select(1, context.positions).reshape(-1)
         first = block_of(self.shape[-1], context.tp.size, context.tp.rank).start
-        losses = _CrossEntropy.apply(self.part.flatten(0, -2), own - first, own == ignore_index, context.tp)
+        z = self.part.flatten(0, -2)
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        losses = _CrossEntropy.apply(wide, own - first, own == ignore_index, context.tp)
         total = context.context_cut(0).exchange(losses.sum().reshape(1), PARTIAL, REPLICATED).sum()
-        return total if reduction == "sum" else total / (target != ignore_index).sum()
+        mean = total if reduction == "sum" else total / (target != ignore_index).sum()
+        return mean if torch.is_autocast_enabled("cpu") else mean.to(z.dtype)  # as torch's function
 
 
 def _of_whole(name: str) -> Any:

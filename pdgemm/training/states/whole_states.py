@@ -33,14 +33,15 @@ from pdgemm.training.layers.placements import Division
 from pdgemm.training.parameters import DividedParameter
 from pdgemm.training.stages import Chain
 from pdgemm.training.states.name_tables import FileTensor, Match, Named, Names, check_tensors, matches, table_shape
-from pdgemm.training.storage import WIDE, Storage, UpdatedPart
+from pdgemm.training.storage import WIDE, Storage
+from pdgemm.training.updates import Updates
 
 if TYPE_CHECKING:
     from pdgemm.parallel.sampler import Sampler
 
 _HDF5, _SAFETENSORS, _INDEX = ".h5", ".safetensors", ".safetensors.index.json"
 _OPTIMIZER, _RUN = "optimizer/", "pdgemm.training"  # before names of tensors; the name of the text
-Optimizer = torch.optim.Optimizer | None
+Optimizers = list[torch.optim.Optimizer]
 
 
 class Owned(NamedTuple):
@@ -52,7 +53,7 @@ class Owned(NamedTuple):
     division: Division
     dtype: torch.dtype
     place: int
-    shape: tuple[int, ...]
+    shape: torch.Size
     start: int
     stop: int
 
@@ -65,7 +66,7 @@ class WholeTensors:
     numbers : what the optimizer keeps once for each of its groups, such as the number of its steps.
     """
 
-    def __init__(self, run: RunStates, optimizer: Optimizer) -> None:
+    def __init__(self, run: RunStates, optimizers: Optimizers) -> None:
         self._run, self._line, in_model = run, run.mesh.line("pp+dp+cp+tp"), run.model.state_dict()
         first = {id(x): name for name, x in run.model.named_parameters()}
         self.names = {name: first[id(x)] for name, x in run.model.named_parameters(remove_duplicate=False)}
@@ -74,7 +75,7 @@ class WholeTensors:
         self._own, self._elements = dict[str, Owned](), dict[str, torch.Tensor]()
         with together(run.mesh.comm):
             self._add_model()
-            numbers = self._add_kept(optimizer) if optimizer else []
+            numbers = self._add_kept(optimizers)
         everywhere = run.mesh.comm.allgather((self._own, numbers))
         self.numbers: list[dict[str, Any]] = [next(filter(None, x), {}) for x in zip(*(x for _, x in everywhere))]
         names = [*(self.names.get(name, name) for name in in_model), *(name for own, _ in everywhere for name in own)]
@@ -85,7 +86,8 @@ class WholeTensors:
 
     def _add_model(self) -> None:
         """Add what this rank has of parameters and buffers."""
-        run, pieces = self._run, {piece.name: piece for piece in self._run.pieces}
+        run, pieces = self._run, {piece.name: piece for piece in self._run.updates.parts}
+        at_owners = self._run.updates.whole_names
         for name, stored in run.parameters.items():
             x, place = stored.parameter, run.mesh.index(stored.division.axis) if stored.division.axis else 0
             span, dtype = slice(0, 0), WIDE.get(x.dtype, torch.float32)
@@ -93,16 +95,18 @@ class WholeTensors:
                 span, self._elements[name] = pieces[name].span, pieces[name].weights.detach().view(-1)
             elif not x.requires_grad:
                 span, dtype, self._elements[name] = slice(0, x.numel()), x.dtype, x.data.view(-1)
-            self._own[name] = Owned(stored.division, dtype, place, tuple(x.shape), span.start, span.stop)
+            self._own[name] = Owned(stored.division, dtype, place, x.shape, span.start, span.stop)
+            if name in at_owners:
+                self._own[name] = Owned(Division(), dtype, 0, stored.shape, span.start, span.stop)
         for name, x in self._buffers.items():
             if not run.chain or run.chain.is_own(name.rpartition(".")[0]):
                 self._elements[name] = x.reshape(-1)
-                self._own[name] = Owned(Division(), x.dtype, 0, tuple(x.shape), 0, x.numel())
+                self._own[name] = Owned(Division(), x.dtype, 0, x.shape, 0, x.numel())
 
-    def _add_kept(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """Add what the optimizer keeps on this rank, and return the numbers that it keeps for each group."""
-        numbers, names = list[dict[str, Any]](), {id(piece.weights): piece.name for piece in self._run.pieces}
-        for group in optimizer.param_groups:
+    def _add_kept(self, optimizers: Optimizers) -> list[dict[str, Any]]:
+        """Add what optimizers keep on this rank, and return the numbers that they keep for each group."""
+        numbers, names = list[dict[str, Any]](), {id(piece.weights): piece.name for piece in self._run.updates.parts}
+        for optimizer, group in _groups(optimizers):
             numbers.append({})
             for weights in group["params"]:
                 for key, x in optimizer.state.get(weights, {}).items():
@@ -117,15 +121,18 @@ class WholeTensors:
                         raise ArgumentError(f"{key!r} of the optimizer has no shape of a parameter, but is {x!r:.60}")
         return numbers
 
-    def restart(self, optimizer: torch.optim.Optimizer, kept: Iterable[str], numbers: list[dict[str, Any]]) -> None:
-        """Let the optimizer keep zeros in these tensors, and these numbers.  Local."""
-        optimizer.state.clear()
-        pieces = {piece.name: piece.weights for piece in self._run.pieces}
-        of_groups = {id(x): number for number, group in zip(numbers, optimizer.param_groups) for x in group["params"]}
+    def restart(self, optimizers: Optimizers, kept: Iterable[str], numbers: list[dict[str, Any]]) -> None:
+        """Let the optimizers keep zeros in these tensors, and these numbers.  Local."""
+        pieces = {piece.name: piece.weights for piece in self._run.updates.parts}
+        of_weights = dict[int, tuple[torch.optim.Optimizer, dict[str, Any]]]()
+        for number, (optimizer, group) in zip(numbers, _groups(optimizers)):
+            optimizer.state.clear()
+            of_weights |= {id(x): (optimizer, number) for x in group["params"]}
         for name in kept:
             if (weights := pieces.get(_parameter(name))) is not None:
+                optimizer, number = of_weights[id(weights)]
                 state = optimizer.state[weights]
-                for key, x in of_groups[id(weights)].items() if not state else ():
+                for key, x in number.items() if not state else ():
                     state[key] = torch.tensor(x[0]) if isinstance(x, list) else x
                 state[name.split("/")[1]] = zeros = torch.zeros_like(weights)
                 self._elements[name], self._own[name] = zeros.view(-1), self._own[_parameter(name)]
@@ -179,10 +186,9 @@ class RunStates:
     mesh: Mesh
     parameters: Mapping[str, DividedParameter]
     storages: list[Storage]
-    pieces: list[UpdatedPart]
+    updates: Updates
     chain: Chain | None
     steps: int
-    _optimizer: torch.optim.Optimizer | None
 
     def save(
         self, path: str | Path, *, sampler: Sampler | None = None, extra: Any = None, names: Names | None = None
@@ -207,15 +213,15 @@ class RunStates:
         Cost: each rank sends its elements once, which `mesh.traffic["states"]` counts, and holds 1/P of the file.
         Raises ArgumentError or FileError on all ranks.
         """
-        comm, optimizer = self.mesh.comm, self._optimizer if names is None else None
+        comm, optimizers = self.mesh.comm, self.updates.optimizers if names is None else []
         with together(comm) as arguments:
             arguments += ["Run.save", path := _checked(path, _HDF5, _SAFETENSORS), str(names)]
-            groups = optimizer.param_groups if optimizer else []
-            options = [{key: x for key, x in group.items() if key != "params"} for group in groups]
-            state = {"steps": self.steps, "rule": _name(optimizer), "options": options, "extra": extra}
+            options = [{key: x for key, x in group.items() if key != "params"} for _, group in _groups(optimizers)]
+            state = {"steps": self.steps, "rule": _name(optimizers), "options": options, "extra": extra}
+            state["loss_scale"] = self.updates.scale and vars(self.updates.scale)
             state["sampler"] = sampler and sampler.state(self.steps)
             json.dumps(state)
-        tensors = WholeTensors(self, optimizer)
+        tensors = WholeTensors(self, optimizers)
         with together(comm):
             pairs = _by_name(tensors, ()) if names is None else matches(names, tensors.owned)[0]
             written = Counter(name for match in pairs for name, _ in match.stored(tensors.empty))
@@ -246,32 +252,34 @@ class RunStates:
         Raises ArgumentError on all ranks, before anything is changed, with the tensors that are missing in the file,
         that have no place in the model, or that have another shape; FileError where the file cannot be read.
         """
-        optimizer = self._optimizer if names is None else None
+        optimizers = self.updates.optimizers if names is None else []
         with together(self.mesh.comm) as arguments:
             arguments += ["Run.load", path := _checked(path, _HDF5, _SAFETENSORS, _INDEX), str(names)]
         there, text = _read(path, self.mesh)
-        there = {name: x for name, x in there.items() if optimizer or not name.startswith(_OPTIMIZER)}
-        tensors, state = WholeTensors(self, None), json.loads(text or "{}") if names is None else {}
+        there = {name: x for name, x in there.items() if optimizers or not name.startswith(_OPTIMIZER)}
+        tensors, state = WholeTensors(self, []), json.loads(text or "{}") if names is None else {}
         with together(self.mesh.comm):
             if names is not None:
                 pairs, ignored = matches(names, tensors.owned)
             else:
                 pairs, ignored = _by_name(tensors, there), [*tensors.names]
-                _check_state(path, state, optimizer, sampler)
+                _check_state(path, state, optimizers, sampler)
             check_tensors(path, there, pairs, tensors.empty, ignored)
-            if optimizer:
-                tensors.restart(optimizer, [x for x in there if x.startswith(_OPTIMIZER)], state["numbers"])
-                for group, options in zip(optimizer.param_groups, state["options"]):
+            if optimizers:
+                tensors.restart(optimizers, [x for x in there if x.startswith(_OPTIMIZER)], state["numbers"])
+                for (_, group), options in zip(_groups(optimizers), state["options"]):
                     group |= {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
             self.steps = state.get("steps", self.steps)
+            if self.updates.scale and (scale := state.get("loss_scale")):
+                vars(self.updates.scale).update(scale)
             if sampler and names is None:
                 sampler.start = state["sampler"]["taken"] - self.steps * sampler.batch
-        _set(tensors, there, pairs, self.storages)
+        self._set(tensors, there, pairs)
         return state.get("extra")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return torch's `state_dict` of the whole module on rank 0, and an empty mapping on others.  Collective."""
-        tensors = WholeTensors(self, None)
+        tensors = WholeTensors(self, [])
         wholes = {name: tensors.gathered(name, 0) for name in tensors.owned}
         types = {} if self.mesh.rank else tensors.types
         return {name: wholes[tensors.names.get(name, name)].to(dtype) for name, dtype in types.items()}
@@ -281,7 +289,7 @@ class RunStates:
 
         The state of the optimizer is unchanged.   Raises ArgumentError on all ranks, as `load`.
         """
-        tensors, comm = WholeTensors(self, None), self.mesh.comm
+        tensors, comm = WholeTensors(self, []), self.mesh.comm
         with together(comm):
             own = {} if comm.rank else {name: x.detach() for name, x in mapping.items()}
         own = comm.bcast({name: torch.empty_like(x, device="meta") for name, x in own.items()}) | own
@@ -289,7 +297,23 @@ class RunStates:
         with together(comm):
             pairs = _by_name(tensors, there)
             check_tensors("the mapping", there, pairs, tensors.empty, tensors.names)
-        _set(tensors, there, pairs, self.storages)
+        self._set(tensors, there, pairs)
+
+    @torch.no_grad()
+    def _set(self, tensors: WholeTensors, there: Mapping[str, FileTensor], pairs: list[Match]) -> None:
+        """Set tensors to those of a file.  Collective."""
+        for match in pairs:
+            stored = list[torch.Tensor]()
+            for name, x in match.stored(tensors.empty):
+                array = there[name].matrix.allgather()
+                array = array if array.dtype.kind in "fiub" else array.astype(np.float32)  # of bfloat16, for example
+                stored.append(torch.from_numpy(array).reshape(x.shape))
+            shapes = [(*tensors.empty(name).shape, 0) for name in match.parameters]
+            for name, x in zip(match.parameters, match.how.parameters(stored, [x[match.how.dim] for x in shapes])):
+                tensors.set(name, x)
+        self.updates.updated()
+        for storage in self.storages:
+            storage.complete()
 
 
 def _parameter(name: str) -> str:
@@ -311,35 +335,24 @@ def _by_name(tensors: WholeTensors, there: Iterable[str]) -> list[Match]:
     return [Match((name,), (called.get(name, name),), Named(name)) for name in (*tensors.owned, *kept)]
 
 
-def _name(optimizer: Optimizer) -> str:
-    return type(optimizer).__name__ if optimizer else "no optimizer"
+def _groups(optimizers: Optimizers) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+    """Return the groups of parameters of all optimizers, with these."""
+    return [(x, group) for x in optimizers for group in x.param_groups]
 
 
-def _check_state(path: Path, state: Mapping[str, Any], optimizer: Optimizer, sampler: Sampler | None) -> None:
+def _name(optimizers: Optimizers) -> str:
+    return " and ".join(type(x).__name__ for x in optimizers) or "no optimizer"
+
+
+def _check_state(path: Path, state: Mapping[str, Any], optimizers: Optimizers, sampler: Sampler | None) -> None:
     """Raise ArgumentError where a file has another optimizer or another sampler than the run."""
-    there = state.get("rule", _name(None)), len(state.get("options", ()))
-    if optimizer and (here := (_name(optimizer), len(optimizer.param_groups))) != there:
+    there = state.get("rule", _name([])), len(state.get("options", ()))
+    if optimizers and (here := (_name(optimizers), len(_groups(optimizers)))) != there:
         differ = f"{there[0]} with {there[1]} groups of parameters, and here it is {here[0]} with {here[1]}"
         raise ArgumentError(f"{path} has {differ}: load parameters without an optimizer before run.optimizer(...)")
     saved = state.get("sampler")
     if sampler and saved != sampler.state(0) | {"taken": saved and saved["taken"]}:
         raise ArgumentError(f"{path} has the sampler {saved}, and here it is {sampler.state(0)}")
-
-
-def _set(tensors: WholeTensors, there: Mapping[str, FileTensor], pairs: list[Match], storages: list[Storage]) -> None:
-    """Set tensors to those of a file.  Collective."""
-    with torch.no_grad():
-        for match in pairs:
-            stored = list[torch.Tensor]()
-            for name, x in match.stored(tensors.empty):
-                array = there[name].matrix.allgather()
-                array = array if array.dtype.kind in "fiub" else array.astype(np.float32)  # of bfloat16, for example
-                stored.append(torch.from_numpy(array).reshape(x.shape))
-            shapes = [(*tensors.empty(name).shape, 0) for name in match.parameters]
-            for name, x in zip(match.parameters, match.how.parameters(stored, [x[match.how.dim] for x in shapes])):
-                tensors.set(name, x)
-        for storage in storages:
-            storage.updated()
 
 
 def _matrix(x: torch.Tensor, root: int, mesh: Mesh, narrow: bool = False) -> DistMatrix:

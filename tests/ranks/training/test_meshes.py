@@ -107,10 +107,11 @@ def allocated(run: Run) -> dict[str, int]:
     stored = [x for name, x in run.parameters.items() if x.parameter.requires_grad]
     storages = {x.parameter.untyped_storage().data_ptr(): x.parameter.untyped_storage() for x in stored}
     parts = [y for x in run.storages if x.layout.stage == 3 for y in x._own]
-    states = [y for x in run._optimizer.state.values() for name, y in x.items() if name != "step"]  # type: ignore[union-attr]
+    kept = [x for optimizer in run.updates.optimizers for x in optimizer.state.values()]
+    states = [y for x in kept for name, y in x.items() if name != "step"]
     tensors = {"gradients": [y for x in run.storages for y in x.gradients], "optimizer": states}
-    kept = {kind: sum(y.numel() * y.itemsize for y in values) for kind, values in tensors.items()}
-    return {"parameters": sum(x.nbytes() for x in storages.values()) + sum(y.nbytes for y in parts), **kept}
+    sizes = {kind: sum(y.numel() * y.itemsize for y in values) for kind, values in tensors.items()}
+    return {"parameters": sum(x.nbytes() for x in storages.values()) + sum(y.nbytes for y in parts), **sizes}
 
 
 def plain_gpt() -> Any:

@@ -346,7 +346,7 @@ def test_files_of_gpt_2(comm: Any, shared_tmp_path: Path, safetensors: Any) -> N
     by_rank_0(comm, lambda: safetensors.save_file(there | masks, path))
     for how in ways(comm.size):
         run = run_of(comm, how)
-        for piece in run.pieces:
+        for piece in run.updates.parts:
             piece.weights.data.zero_()
         assert run.load(path, names=GPT2) is None
         whole = run.state_dict()

@@ -1,0 +1,140 @@
+"""Updates of parameters: rules of torch on the parts that a rank updates, and the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import nn
+
+from pdgemm.errors import ArgumentError
+from pdgemm.parallel.mesh import Line
+from pdgemm.training.loss_scale import LossScale
+from pdgemm.training.owners import Owners
+from pdgemm.training.parameters import DividedParameter
+from pdgemm.training.storage import Storage, UpdatedPart
+
+WHOLE = {"Adafactor", "Muon"}  # rules of torch that depend on the shapes of parameters
+Rule = Callable[..., torch.optim.Optimizer]
+
+
+class Updates:
+    """The rules of a run, and the parts of parameters that they update on this rank.
+
+    storages, parameters : of the run.   names : of the parameters of all stages.   tp : the ranks along tp.
+    whole : a rule updates whole parameters.   scale : of the loss, or None.
+    optimizers : of torch; none before `set_rules`.   parts : of parameters, that this rank updates.
+    owners : the exchanges of parameters that tp divides with their owners, if `whole`.
+    """
+
+    def __init__(
+        self,
+        storages: list[Storage],
+        parameters: Mapping[str, DividedParameter],
+        names: list[str],
+        tp: Line,
+        whole: bool,
+        scale: LossScale | None,
+    ) -> None:
+        self._storages, self._parameters, self._names, self._tp = storages, parameters, names, tp
+        self._whole, self.scale = whole, scale
+        self.optimizers, self.owners = list[torch.optim.Optimizer](), list[Owners]()
+        self.parts = [part for storage in storages for part in storage.pieces()]
+
+    def set_rules(
+        self, rules: Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> None:
+        """Make optimizers for patterns of names: see `Run.optimizer`.  Raises ArgumentError, also on one rank."""
+        divided = [x for x in self._storages if self._whole and self._is_divided(x)]
+        owners = [Owners(self._tp, x, self._parameters) for x in divided]
+        parts = [part for x in self._storages if x not in divided for part in x.pieces()]
+        parts += [part for x in owners for part in x.pieces]
+        for pattern in (*rules, *groups):
+            if not any(fnmatchcase(name, pattern) for name in self._names):
+                raise ArgumentError(f"no parameter matches {pattern!r}; parameters are {', '.join(self._names)}")
+        by_rule: dict[str | None, list[UpdatedPart]] = {pattern: [] for pattern in rules}
+        for part in parts:
+            by_rule.setdefault(_first_match(part.name, rules), []).append(part)
+        if None in by_rule:
+            raise ArgumentError(f"no rule matches {by_rule[None][0].name!r}: add one, such as for the pattern '*'")
+        self.optimizers = [self._ruled(rules[x], by_rule[x], groups, options) for x in rules]
+        self.parts, self.owners = parts, owners
+
+    def _is_divided(self, storage: Storage) -> bool:
+        """Return whether a storage has parts along tp of its parameters."""
+        return self._tp.size > 1 and self._parameters[storage.layout.names[0]].division.axis == "tp"
+
+    def _ruled(
+        self,
+        rule: Rule,
+        parts: list[UpdatedPart],
+        groups: Mapping[str, Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> torch.optim.Optimizer:
+        """Return a rule for parts of parameters.  Raises ArgumentError."""
+        kind: Any = getattr(rule, "func", rule)  # of a partial function
+        names = {getattr(x, "__name__", "") for x in getattr(kind, "__mro__", [kind])}
+        if "LBFGS" in names:
+            raise ArgumentError("LBFGS computes the loss several times for an update, and a step computes it once")
+        for part in parts if names & WHOLE else ():
+            if part.weights.shape != self._parameters[part.name].shape:
+                why = "which ep divides" if self._whole else "unless distribute(..., whole=True) gives it all of it"
+                raise ArgumentError(
+                    f"{kind.__name__} updates whole matrices, and this rank has a part of {part.name!r}, {why}"
+                )
+        by_pattern: dict[str | None, list[nn.Parameter]] = {pattern: [] for pattern in (*groups, None)}
+        for part in parts:
+            by_pattern[_first_match(part.name, groups)].append(part.weights)
+        by_pattern[None] = by_pattern[None] or [nn.Parameter(torch.zeros(0, 0))]  # a rule needs a parameter
+        listed = [{"params": x, **(groups[k] if k else {})} for k, x in by_pattern.items()]  # alike on all ranks
+        return rule(listed, **options)
+
+    @property
+    def whole_names(self) -> set[str]:
+        """The parameters that owners along tp update whole."""
+        return {name for x in self.owners for name in x.layout.names}
+
+    def read(self) -> None:
+        """Bring weights to the owners of whole parameters, which `owners` has.  Collective."""
+        for owners in self.owners:
+            owners.read()
+
+    def update(self, square: float, clip: float | None, used: set[str]) -> float:
+        """Update the parts of this rank, and begin to make the parameters whole; return the norm of the gradients.
+
+        square : the sum of the squares of all gradients, which the loss scale multiplies.   clip : see `Run.step`.
+        used   : the parameters on which the loss depends; others stay as they are, as in torch.
+        """
+        scale, is_finite = self.scale.value if self.scale else 1.0, isfinite(square)
+        norm = square**0.5 / scale
+        factor = (min(1.0, clip / (norm + 1e-6)) if clip is not None else 1.0) / scale
+        for storage in self._storages:
+            storage.complete()
+        for owners in self.owners:
+            owners.begin_update()
+        for part in self.parts:
+            gradient = part.gradient.mul_(factor) if factor != 1 else part.gradient
+            part.weights.grad = gradient if part.name in used else None
+        with torch.autocast("cpu", enabled=False):
+            for optimizer in self.optimizers if is_finite or not self.scale else ():
+                optimizer.step()
+        if self.scale:
+            self.scale.update(is_finite)
+        self.updated()
+        torch.clear_autocast_cache()  # of parameters before the update, where a block of autocast has several steps
+        return norm
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Begin to make the parameters whole of which this rank has set its parts.  Collective."""
+        for owners in self.owners:
+            owners.end_update()
+        for storage in self._storages:
+            storage.updated()
+
+
+def _first_match(name: str, patterns: Iterable[str]) -> str | None:
+    return next((x for x in patterns if fnmatchcase(name, x)), None)
