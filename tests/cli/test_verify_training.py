@@ -157,11 +157,11 @@ def test_right_runs(runs: Path, kind: str) -> None:
         ("decay", 1, "embedding.weight", [0, 1], "change is wrong by -0.001 times the parameter: weight decay?", None),
         ("tokens", 2, "loss", [0, 1], None,
          "0.5000, 0.5000 times those of the shares, in the reference 0.3548, 0.6452"),
-        ("scale", 1, "square.bias.grad", [0, 1], "2 times the reference: a sum over 2 ranks or microbatches?",
+        ("scale", 1, "square.bias.grad", [0, 1], "2 times the reference",
          "0.7097, 1.2903 times those of the shares, in the reference 0.3548, 0.6452"),
         ("lost", 1, "square.bias.grad", [0, 1], "",
          "0.3548, 0.0000 times those of the shares, in the reference 0.3548, 0.6452"),
-        ("copy", 2, "up.bias.grad", [1], "1.5 times the reference", None),
+        ("copy", 2, "up.bias.grad", [1], "3/2 times the reference", None),
         ("rows", 3, "up.weight.grad", [0, 1], "only 3 to 4 of 12 along axis 0", None),
     ],
 )  # fmt: skip
