@@ -101,13 +101,6 @@ class Reference:
         for x in tensors if variant else ():
             x.mul_(1 + self._eps * torch.empty_like(x).bernoulli_().mul_(2).sub_(1))
 
-    def shares(self, step: int, before: Values, number: int) -> list[Values]:
-        """Return loss and gradients of equal shares of the samples of a step.   before : the parameters before it."""
-        model = self._members["model"]()
-        model.load_state_dict(before, strict=False)
-        parts = zip(*(x.tensor_split(number) for x in self._batches[step - 1]))
-        return [self._passes(model, part) for part in parts]
-
 
 def _copies(model: Any) -> Values:
     return {name: copied(x) for name, x in model.named_parameters()}
@@ -201,13 +194,13 @@ class TrainingComparison:
     """
 
     def __init__(self, reference: Reference, run: RecordedRun) -> None:
-        self._reference, self.differences, clear = reference, list[Difference](), set[str]()
-        self.notes, self._values = defaultdict[str, set[str]](set), defaultdict[int, Values](dict)
+        self.differences, clear = list[Difference](), set[str]()
+        self.notes, kept = defaultdict[str, set[str]](set), defaultdict[int, Values](dict)
         before, initial = Values(), Values()
         for step, (exact, rounding) in enumerate(reference.states()):
             initial, bounds = initial or exact, {name: TOLERANCE * x for name, x in rounding.items()}
             for rank in sorted(rank for at, rank in run.steps if at == step):
-                values, old = run.values(step, rank), {**before, **self._values[rank]}
+                values, old = run.values(step, rank), {**before, **kept[rank]}
                 self.notes["unknown to the reference"] |= values.keys() - exact.keys()
                 for name in (x for x in exact if x in values):
                     x, y = copied(values[name]), exact[name]
@@ -217,8 +210,7 @@ class TrainingComparison:
                     self.differences.append(Difference(step, rank, name, error, error / rounding[name], known))
                     scale = (largest(y - initial[name]) if name in initial else 0.0) or largest(y)
                     clear |= {name} if step and bounds[name] <= scale / 2 else set()
-                    self._values[rank][name] = x
-            self._last = step, before, exact, bounds
+                    kept[rank][name] = x
             self.wrong = [x for x in self.differences if x.known is not None]
             if self.wrong:
                 break
@@ -227,24 +219,6 @@ class TrainingComparison:
         self.is_blind = 2 * len(compared & clear) <= len(compared)
         self.notes["not recorded"] |= initial.keys() - compared
         self.notes["rounding hides mistakes in"] |= compared - clear if step else set()
-
-    def shares(self, number: int) -> list[str]:
-        """Return lines on how the numbers of the wrong step follow from those of equal shares of the samples.
-
-        number : of the shares: ranks with different samples.
-        """
-        (step, before, exact, bounds), values = self._last, self._values[self.wrong[0].rank]
-        shares, names = self._reference.shares(step, before, number), [x for x in values if x.endswith(".grad")]
-        ours, theirs, *others = (f"{float(x.get('loss', torch.nan)):.8g}" for x in (values, exact, *shares))
-        lines = [f"loss {ours}, reference {theirs}, {number} shares of the samples {', '.join(others)}"]
-        if names:
-            flat = [torch.cat([x[y].flatten() / bounds[y] for y in names]) for x in (*shares, values, exact)]
-            A, both = torch.stack(flat[:number], 1), torch.stack(flat[number:], 1)
-            factors = torch.linalg.lstsq(A, both).solution
-            if largest(A @ factors - both) <= 1:
-                ours, theirs = (", ".join(f"{round(x, 4) + 0.0:.4f}" for x in column) for column in factors.mT.tolist())
-                lines.append(f"gradients are {ours} times those of the shares, in the reference {theirs}")
-        return lines
 
 
 def _known(x: Any, y: Any, bound: float, old_x: Any = None, old_y: Any = None) -> str:

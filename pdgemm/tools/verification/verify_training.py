@@ -20,10 +20,9 @@ from pdgemm.tools.cli.job import OfOneRank
 @click.option("--run", "folder", required=True, type=click.Path(path_type=Path), help="Folder with the recorded run.")
 @click.option("--steps", type=options.COUNT, help="Compare only the first steps.")
 @click.option("--names", type=click.Path(), help='JSON: {"name of a parameter in the run": "name in the reference"}.')
-@click.option("--dp", type=options.COUNT, default=1, help="Ranks with different samples, to explain differences.")
 @options.json_
 @options.debug
-def verify_training(file: Path, folder: Path, steps: int | None, names: str | None, dp: int, as_json: bool) -> int:
+def verify_training(file: Path, folder: Path, steps: int | None, names: str | None, as_json: bool) -> int:
     """Compare the recorded steps of a training program with a reference, one process of plain torch.  Needs no MPI.
 
     REFERENCE.py defines model(), batches(), loss(model, *batch) and optimizer(model).  It is run four times, three
@@ -42,7 +41,6 @@ def verify_training(file: Path, folder: Path, steps: int | None, names: str | No
     for (step, rank), x in [item for item in run.steps.items() if item[1].collectives][-1:]:
         numbers = ", ".join(f"{name} {number:,.0f}" for name, number in x.collectives.items())
         lines.append(f"collectives of rank {rank} in step {step}: {numbers}")
-    lines += comparison.shares(dp) if wrong and wrong[0].step and dp > 1 else []
     ok = f"ok: no difference in {counted(steps, 'step')} is larger than rounding explains"
     blind = "this check cannot tell: rounding, or dropout, moves most numbers as far as mistakes would"
     lines.append(f"WRONG from step {wrong[0].step} on" if wrong else blind if comparison.is_blind else ok)
