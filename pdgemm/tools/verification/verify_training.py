@@ -25,6 +25,8 @@ from pdgemm.tools.cli.job import OfOneRank
 def verify_training(file: Path, folder: Path, steps: int | None, names: str | None, as_json: bool) -> int:
     """Compare the recorded steps of a training program with a reference, one process of plain torch.  Needs no MPI.
 
+    A program records its steps by the function `record` of pdgemm.tools.verification.training_record.
+
     REFERENCE.py defines model(), batches(), loss(model, *batch) and optimizer(model).  It is run four times, three
     times with other rounding: a number of the run is wrong if it differs by more than 10 times the effect of rounding.
     The first step with a wrong number is shown.  Exit code 1: a number is wrong, or rounding would hide mistakes.
