@@ -15,7 +15,7 @@ from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank
 
 
-@click.command(cls=OfOneRank, short_help="Compare a training program with one process of torch.")
+@click.command(cls=OfOneRank, short_help="Compare a training program with one process.")
 @click.argument("file", metavar="REFERENCE.py", type=click.Path(path_type=Path))
 @click.option("--run", "folder", required=True, type=click.Path(path_type=Path), help="Folder with the recorded run.")
 @click.option("--steps", type=options.COUNT, help="Compare only the first steps.")
@@ -44,7 +44,7 @@ def verify_training(file: Path, folder: Path, steps: int | None, names: str | No
         numbers = ", ".join(f"{name} {number:,.0f}" for name, number in x.collectives.items())
         lines.append(f"collectives of rank {rank} in step {step}: {numbers}")
     ok = f"ok: no difference in {counted(steps, 'step')} is larger than rounding explains"
-    blind = "this check cannot tell: rounding, or dropout, moves most numbers as far as mistakes would"
+    blind = "this check cannot tell: no number is known, or rounding, or dropout, moves most as far as mistakes would"
     lines.append(f"WRONG from step {wrong[0].step} on" if wrong else blind if comparison.is_blind else ok)
     facts = {"passed": not wrong and not comparison.is_blind, "wrong": [x._asdict() for x in wrong]}
     options.show(as_json, facts | {"notes": lines[1:]}, "\n".join(lines))
