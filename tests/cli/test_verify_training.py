@@ -151,30 +151,24 @@ def test_right_runs(runs: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "step", "name", "ranks", "known", "note"),
+    ("fault", "step", "name", "ranks", "known"),
     [
-        ("rate", 1, "embedding.weight", [0, 1], "change is 1+0.001 times the reference", None),
-        ("decay", 1, "embedding.weight", [0, 1], "change is wrong by -0.001 times the parameter: weight decay?", None),
-        ("tokens", 2, "loss", [0, 1], None,
-         "0.5000, 0.5000 times those of the shares, in the reference 0.3548, 0.6452"),
-        ("scale", 1, "square.bias.grad", [0, 1], "2 times the reference: a sum over 2 ranks or microbatches?",
-         "0.7097, 1.2903 times those of the shares, in the reference 0.3548, 0.6452"),
-        ("lost", 1, "square.bias.grad", [0, 1], "",
-         "0.3548, 0.0000 times those of the shares, in the reference 0.3548, 0.6452"),
-        ("copy", 2, "up.bias.grad", [1], "1.5 times the reference", None),
-        ("rows", 3, "up.weight.grad", [0, 1], "only 3 to 4 of 12 along axis 0", None),
+        ("rate", 1, "embedding.weight", [0, 1], "change is 1+0.001 times the reference"),
+        ("decay", 1, "embedding.weight", [0, 1], "change is wrong by -0.001 times the parameter: weight decay?"),
+        ("tokens", 2, "loss", [0, 1], None),
+        ("scale", 1, "square.bias.grad", [0, 1], "2 times the reference"),
+        ("lost", 1, "square.bias.grad", [0, 1], ""),
+        ("copy", 2, "up.bias.grad", [1], "3/2 times the reference"),
+        ("rows", 3, "up.weight.grad", [0, 1], "only 3 to 4 of 12 along axis 0"),
     ],
-)  # fmt: skip
-def test_mistakes(
-    runs: Path, fault: str, step: int, name: str, ranks: list[int], known: str | None, note: str | None
-) -> None:
+)
+def test_mistakes(runs: Path, fault: str, step: int, name: str, ranks: list[int], known: str | None) -> None:
     """The first step and the first tensor are named, with the ranks, and what is known of the mistake."""
-    code, facts = verify(runs / "reference.py", runs / fault, "--dp", "2")
+    code, facts = verify(runs / "reference.py", runs / fault)
     wrong = facts["wrong"]
     assert code == 1 and {x["step"] for x in wrong} == {step} and facts["notes"][-1] == f"WRONG from step {step} on"
     assert wrong[0]["name"] == name and sorted({x["rank"] for x in wrong}) == ranks
     assert known is None or wrong[0]["known"] == known
-    assert note is None or any(note in line for line in facts["notes"]), facts["notes"]
     if fault == "copy":
         assert {x["name"] for x in wrong} == {"up.bias.grad", "up.bias", "norm"}
     before = verify(runs / "reference.py", runs / fault, "--steps", str(step - 1)) if step > 1 else (0, {})

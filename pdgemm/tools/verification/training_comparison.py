@@ -7,6 +7,7 @@ import re
 import runpy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -19,7 +20,6 @@ from safetensors.torch import load_file
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.support.files import naming
-from pdgemm.support.json_input import Size, converted
 
 TOLERANCE = 10  # times the largest difference that the reference has with other rounding
 VARIANTS = 3  # trainings of the reference that round differently
@@ -101,17 +101,6 @@ class Reference:
         for x in tensors if variant else ():
             x.mul_(1 + self._eps * torch.empty_like(x).bernoulli_().mul_(2).sub_(1))
 
-    def shares(self, step: int, before: Values, number: int) -> Iterator[tuple[str, list[Values]]]:
-        """Yield two divisions of the samples of a step into equal shares, with loss and gradients of each share.
-
-        before : the parameters before the step.
-        """
-        model, batch = self._members["model"](), self._batches[step - 1]
-        model.load_state_dict(before, strict=False)
-        dealt = [[x[k::number] for k in range(number)] for x in batch]
-        for how, parts in (("neighbours", [x.tensor_split(number) for x in batch]), ("every n-th sample", dealt)):
-            yield how, [self._passes(model, x) for x in zip(*parts)]
-
 
 def _copies(model: Any) -> Values:
     return {name: copied(x) for name, x in model.named_parameters()}
@@ -134,7 +123,7 @@ def largest(x: torch.Tensor) -> float:
 class RecordedStep(msgspec.Struct):
     """What a rank has recorded of a step: a line of its log, and the file of its tensors."""
 
-    step: Size
+    step: int
     loss: float | None = None
     norm: float | None = None
     collectives: dict[str, float] = {}
@@ -152,13 +141,11 @@ class RecordedRun:
 
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         self._names, self.steps = names, dict[tuple[int, int], RecordedStep]()
-        with naming(folder):
-            paths = sorted(folder.iterdir())  # a log is before its tensors
-        for path in paths:
+        for path in sorted(folder.glob("*")):  # a log is before its tensors
             with naming(path):
                 step, rank = (int((re.search(rf"{x}-(\d+)", path.name) or "00")[1]) for x in ("step", "rank"))
                 for text in path.read_text().splitlines() if path.suffix == ".jsonl" else ():
-                    line = converted(json.loads(text), RecordedStep, str(path))
+                    line = msgspec.convert(json.loads(text), RecordedStep)
                     if self.steps.setdefault((line.step, rank), line) is not line:
                         raise ArgumentError(f"{path} has step {line.step} twice: each run needs a new folder")
                 if path.suffix == ".safetensors":
@@ -201,18 +188,19 @@ class TrainingComparison:
     """The differences of a run from its reference, up to the first step with a wrong number.
 
     differences : in the order of the steps, and in a step loss, gradients from the last to the first, norm, parameters.
+    wrong : those that are more than rounding.
     notes : names that are not recorded, or unknown to the reference, or whose rounding would hide an error of half of
         the gradient or change.   is_blind : the latter are most names.
     """
 
     def __init__(self, reference: Reference, run: RecordedRun) -> None:
-        self._reference, self.differences, clear = reference, list[Difference](), set[str]()
-        self.notes, self._values = defaultdict[str, set[str]](set), defaultdict[int, Values](dict)
+        self.differences, clear = list[Difference](), set[str]()
+        self.notes, kept = defaultdict[str, set[str]](set), defaultdict[int, Values](dict)
         before, initial = Values(), Values()
         for step, (exact, rounding) in enumerate(reference.states()):
             initial, bounds = initial or exact, {name: TOLERANCE * x for name, x in rounding.items()}
             for rank in sorted(rank for at, rank in run.steps if at == step):
-                values, old = run.values(step, rank), {**before, **self._values[rank]}
+                values, old = run.values(step, rank), {**before, **kept[rank]}
                 self.notes["unknown to the reference"] |= values.keys() - exact.keys()
                 for name in (x for x in exact if x in values):
                     x, y = copied(values[name]), exact[name]
@@ -222,8 +210,8 @@ class TrainingComparison:
                     self.differences.append(Difference(step, rank, name, error, error / rounding[name], known))
                     scale = (largest(y - initial[name]) if name in initial else 0.0) or largest(y)
                     clear |= {name} if step and bounds[name] <= scale / 2 else set()
-                    self._values[rank][name] = x
-            self._last = step, before, exact, bounds
+                    kept[rank][name] = x
+            self.wrong = [x for x in self.differences if x.known is not None]
             if self.wrong:
                 break
             before = exact
@@ -231,29 +219,6 @@ class TrainingComparison:
         self.is_blind = 2 * len(compared & clear) <= len(compared)
         self.notes["not recorded"] |= initial.keys() - compared
         self.notes["rounding hides mistakes in"] |= compared - clear if step else set()
-
-    @property
-    def wrong(self) -> list[Difference]:
-        return [x for x in self.differences if x.known is not None]
-
-    def shares(self, number: int) -> Iterator[str]:
-        """Yield how the numbers of the wrong step follow from those of equal shares of the samples.
-
-        number : of the shares: ranks with different samples.
-        """
-        (step, before, exact, bounds), values = self._last, self._values[self.wrong[0].rank]
-        names, wrong = [x for x in values if x.endswith(".grad")], {x.name for x in self.wrong}
-        for how, shares in self._reference.shares(step, before, number) if wrong & {"loss", *names} else ():
-            ours, theirs, *others = (f"{float(x.get('loss', torch.nan)):.8g}" for x in (values, exact, *shares))
-            yield f"loss {ours}, reference {theirs}, {number} shares of {how} {', '.join(others)}"
-            if not names:
-                continue
-            flat = [torch.cat([x[y].flatten() / bounds[y] for y in names]) for x in (*shares, values, exact)]
-            A, both = torch.stack(flat[:number], 1), torch.stack(flat[number:], 1)
-            factors = torch.linalg.lstsq(A, both).solution
-            if largest(A @ factors - both) <= 1:
-                ours, theirs = (", ".join(f"{round(x, 4) + 0.0:.4f}" for x in column) for column in factors.mT.tolist())
-                yield f"  gradients are {ours} times those of the shares, in the reference {theirs}"
 
 
 def _known(x: Any, y: Any, bound: float, old_x: Any = None, old_y: Any = None) -> str:
@@ -264,12 +229,9 @@ def _known(x: Any, y: Any, bound: float, old_x: Any = None, old_y: Any = None) -
         return "not finite" if x.shape == y.shape else f"shape {(*x.shape,)}, reference {(*y.shape,)}"
     what, change, true = ("", x, y) if old_x is None else ("change is ", x - old_x, y - old_y)
     if (r := _multiple(change, true, bound)) is not None:
-        whole, inverse = round(r), round(1 / r) if r else 0
-        if whole > 1 and largest(change - whole * true) <= bound:
-            return f"{what}{whole} times the reference: a sum over {whole} ranks or microbatches?"
-        if inverse > 1 and largest(change - true / inverse) <= bound:
-            return f"{what}1/{inverse} of the reference: divided once too often?"
-        return f"{what}{f'1{r - 1:+.1g}' if abs(r - 1) < 0.1 else f'{r:.4g}'} times the reference"
+        exact = Fraction(r).limit_denominator(16)
+        near = f"1{r - 1:+.1g}" if abs(r - 1) < 0.1 else f"{r:.4g}"
+        return f"{what}{exact if largest(change - float(exact) * true) <= bound else near} times the reference"
     if old_x is not None and (r := _multiple(change - true, old_x, bound)) is not None:
         return f"change is wrong by {r:.1g} times the parameter: weight decay?"
     ends = [(min(at), max(at), n) for at, n in zip(((x - y).abs() > bound).nonzero().mT.tolist(), x.shape)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,18 @@ from pdgemm.support.text import Table, counted, ranks_text
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank
 
-_ROWS = 16
 
-
-@click.command(cls=OfOneRank, short_help="Compare a training program with one process of torch.")
+@click.command(cls=OfOneRank, short_help="Compare a training program with one process.")
 @click.argument("file", metavar="REFERENCE.py", type=click.Path(path_type=Path))
 @click.option("--run", "folder", required=True, type=click.Path(path_type=Path), help="Folder with the recorded run.")
 @click.option("--steps", type=options.COUNT, help="Compare only the first steps.")
 @click.option("--names", type=click.Path(), help='JSON: {"name of a parameter in the run": "name in the reference"}.')
-@click.option("--dp", type=options.COUNT, default=1, help="Ranks with different samples, to explain differences.")
 @options.json_
 @options.debug
-def verify_training(file: Path, folder: Path, steps: int | None, names: str | None, dp: int, as_json: bool) -> int:
+def verify_training(file: Path, folder: Path, steps: int | None, names: str | None, as_json: bool) -> int:
     """Compare the recorded steps of a training program with a reference, one process of plain torch.  Needs no MPI.
+
+    A program records its steps by the function `record` of pdgemm.tools.verification.training_record.
 
     REFERENCE.py defines model(), batches(), loss(model, *batch) and optimizer(model).  It is run four times, three
     times with other rounding: a number of the run is wrong if it differs by more than 10 times the effect of rounding.
@@ -45,11 +43,9 @@ def verify_training(file: Path, folder: Path, steps: int | None, names: str | No
     for (step, rank), x in [item for item in run.steps.items() if item[1].collectives][-1:]:
         numbers = ", ".join(f"{name} {number:,.0f}" for name, number in x.collectives.items())
         lines.append(f"collectives of rank {rank} in step {step}: {numbers}")
-    lines += comparison.shares(dp) if wrong and wrong[0].step and dp > 1 else []
-    right = f"ok: no difference in {counted(steps, 'step')} is larger than rounding explains"
-    if comparison.is_blind:
-        right = "this check cannot tell: rounding, or dropout, moves most numbers as far as mistakes would"
-    lines.append(f"WRONG from step {wrong[0].step} on" if wrong else right)
+    ok = f"ok: no difference in {counted(steps, 'step')} is larger than rounding explains"
+    blind = "this check cannot tell: no number is known, or rounding, or dropout, moves most as far as mistakes would"
+    lines.append(f"WRONG from step {wrong[0].step} on" if wrong else blind if comparison.is_blind else ok)
     facts = {"passed": not wrong and not comparison.is_blind, "wrong": [x._asdict() for x in wrong]}
     options.show(as_json, facts | {"notes": lines[1:]}, "\n".join(lines))
     return int(not facts["passed"])
@@ -64,15 +60,13 @@ def _table(differences: list[Any]) -> Table:
     rows = list[tuple[str, ...]]()
     for (kind, known), these in groups.items():
         same = [max(these, key=lambda x: x.ratio)] if known is None else these
-        x, ranks, names = same[0], sorted({x.rank for x in same}), dict.fromkeys(x.name for x in same)
+        x, ranks, names = same[0], sorted({x.rank for x in same}), [*dict.fromkeys(x.name for x in same)]
         at = f"step {x.step}, {ranks_text(ranks)}, {_listed(names, 1)}"
         ratio = f"{x.ratio:.1f}" if x.ratio < 100 else f"{x.ratio:.1e}"
         verdict = "ok" if known is None else f"WRONG{': ' * bool(known)}{known}"
         rows.append((kind, str(len(these)), f"{x.difference:.1e}", ratio, at, verdict))
-    rows[_ROWS:] = [("...", *[""] * 5)] if len(rows) > _ROWS else []
-    return Table(("", "compared", "difference", "/ rounding", "at", " "), rows, words=("", "at", " "))
+    return Table(("", "compared", "difference", "/ rounding", "at", " "), rows[:16], words=("", "at", " "))
 
 
-def _listed(names: Iterable[str], shown: int = 8) -> str:
-    first, others = [*names][:shown], [*names][shown:]
-    return ", ".join(first) + (f" and {len(others)} more" if others else "")
+def _listed(names: list[str], shown: int = 8) -> str:
+    return ", ".join(names[:shown]) + f" and {len(names) - shown} more" * (len(names) > shown)
