@@ -15,6 +15,7 @@ from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support.agreement import together
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.experts import Experts, MixtureOfExperts
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
 from pdgemm.training.mesh import Mesh
 from pdgemm.training.parameters import divide_parameters
@@ -92,7 +93,6 @@ def distribute(
             arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, f"elements of checksum {checksum}"]
     model.is_distributed = True  # type: ignore[assignment]
     context, line = Context(mesh, sequence, recompute == "attention"), mesh.line("pp")
-    mesh.line("tp"), mesh.line("ep")  # before a block in which a rank may fail
     with together(mesh.comm):
         for name, placement in placements.items():
             module = model.get_submodule(name)
@@ -141,12 +141,20 @@ def _check_modules(
     for name, x in model.named_parameters():
         if not x.is_floating_point():
             raise ArgumentError(f"{name!r} has the type {x.dtype}: parameters are real floating-point numbers")
+    if shape.ep > 1 and not any(isinstance(x, Experts) for x in placements.values()):
+        raise ArgumentError(f"ep {shape.ep} divides experts, and no MixtureOfExperts is placed by Experts")
     for name, module in model.named_modules():
         what, several = f"{name!r}, a {type(module).__name__},", shape.size > 1 or microbatches > 1
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and several:
             raise ArgumentError(f"{what} has statistics of one microbatch on one rank")
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p and shape.tp * shape.cp > 1:
             raise ArgumentError(f"{what} drops other features on each rank of {shape.sizes}: set its p to 0")
+        if isinstance(module, MixtureOfExperts) and not isinstance(placements.get(name), Experts):
+            raise ArgumentError(f"{what} needs the placement Experts")
+        if several and getattr(getattr(module, "config", None), "output_router_logits", False):
+            raise ArgumentError(
+                f"{what} balances experts for the samples of one rank: set output_router_logits to False"
+            )
         if (sequence or shape.cp > 1) and name not in placements and [*module.buffers(recurse=False)]:
             raise ArgumentError(f"{what} has buffers and no placement, such as Positions for rows of positions")
         if (sequence or shape.cp > 1) and isinstance(module, _MIXING):

@@ -23,7 +23,7 @@ from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import together
 from pdgemm.support.memory_left import keep_freed_memory
-from pdgemm.transport.collectives import CollectiveRun, Join, prepared_collective
+from pdgemm.transport.collectives import CollectiveRun, Join, all_to_all, prepared_collective
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
 
 
@@ -169,6 +169,26 @@ class Line:
         self.carry_out(self.of_rows("reduce_scatter", counts, x), x.reshape(-1), kind)
         first = sum(counts[: self.rank])
         return x[first : first + counts[self.rank]]
+
+    def exchange(self, x: np.ndarray, counts: np.ndarray, kind: str) -> np.ndarray:
+        """Send rows of x to each rank, in the order of the line, and return the rows from all ranks.
+
+        counts : (from, to), the number of rows from each rank to each rank, the same on all ranks.
+        """
+        width, ranks = prod(x.shape[1:]), tuple(range(self.size))
+        words = tuple((counts * width).ravel().tolist())
+        collective = Collective("all_to_all", "pairwise", ranks, words, x.dtype)
+        rows = np.zeros((counts[:, self.rank].sum(), *x.shape[1:]), x.dtype)
+        if self.mesh.is_counting:
+            self.mesh.traffic[kind] += collective.traffic(self.rank)
+            return rows
+        sent, received = (
+            np.split(y.reshape(-1), np.cumsum(n[:-1]) * width)
+            for y, n in ((x, counts[self.rank]), (rows, counts[:, self.rank]))
+        )
+        counted = self.mesh.traffic[kind]
+        all_to_all(collective, self.comm, sent, counted, self.mesh.transfers.wait, into=received)
+        return rows
 
     def sum(self, x: np.ndarray, kind: str, join: Join | None = None) -> np.ndarray:
         """Return the sum of x over the line, the same bits on all ranks; x is overwritten."""

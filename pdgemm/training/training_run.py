@@ -199,7 +199,7 @@ class Run:
     def _is_part(self, piece: UpdatedPart) -> bool:
         """Return whether a piece is a part of a parameter, or of this rank's part of a parameter that is divided."""
         stored = self.parameters[piece.name]
-        divided = bool(stored.division.axis) and self._context.tp.size > 1
+        divided = bool(stored.division.axis) and self.mesh.length(stored.division.axis) > 1
         return divided or piece.weights.shape != stored.parameter.shape
 
     def _update(self, clip: float | None) -> None:
@@ -281,7 +281,8 @@ class _Step:
         self._weights = [float(run._weight(*x)) if run._weight else float(len(x[0])) for x in self._batches]
         if not all(len(x[0]) for x in self._batches):
             raise ArgumentError(f"{len(batch[0])} samples are too few for {len(self._batches)} microbatches")
-        (self._weight,) = run.mesh.sum(sum(self._weights), axis="dp")
+        self._totals = run.mesh.sum(*self._weights, axis="dp")
+        self._weight = sum(self._totals)
         if not self._weight > 0:
             raise ArgumentError(f"the weights of all samples add up to {self._weight}, which must be more than 0")
         if not all(self._weights):
@@ -290,6 +291,7 @@ class _Step:
     def model(self, microbatch: int) -> Any:
         run, inputs = self._run, self._batches[microbatch]
         run._context.begin(inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
+        run._context.share = self._totals[microbatch] / self._weight
         with run._context.active():
             return run.model(*(inputs[:1] if run._loss else inputs))
 

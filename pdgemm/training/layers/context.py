@@ -19,6 +19,7 @@ from pdgemm.schedules.training.row_collectives import rows_by_rank
 from pdgemm.training.layers.exchanges import PARTIAL, REPLICATED, SHARDED, USED, Cut
 from pdgemm.training.mesh import Mesh
 
+MICROBATCH = "dp+cp+tp"  # the ranks that have the samples and positions of a microbatch
 SPLIT = "tensor", "context"  # the kinds of traffic along tp and cp
 
 
@@ -26,11 +27,13 @@ class Context:
     """What the layers of a model share on a rank.
 
     sequence : between layers, activations are divided along tp by positions; otherwise they are replicated.
+    share    : of the microbatch, with all replicas, in the loss of a step.
     length   : the positions of a sequence of this step.   positions : of this rank along cp, ascending.
     delayed  : products of gradients of weights that a schedule computes later, or None where they are computed at once.
     """
 
     def __init__(self, mesh: Mesh, sequence: bool, recompute_attention: bool = False) -> None:
+        self.ep, self.microbatch, self.share = mesh.line("ep"), mesh.line(MICROBATCH), 1.0
         self.tp, self.cp, self.sequence = mesh.line("tp"), mesh.line("cp"), sequence and mesh.length("tp") > 1
         self.recompute_attention = recompute_attention
         self._gathered: torch.Tensor | None = None  # the inputs of the layers of a Gathered module
