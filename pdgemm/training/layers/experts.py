@@ -122,7 +122,7 @@ class Experts(ModulePlacement):
 
     def divisions(self, module: nn.Module, context: Context) -> dict[str, Division]:
         if not isinstance(module, MixtureOfExperts):
-            raise ArgumentError(f"Experts divides a MixtureOfExperts of pdgemm.training, and not {module}")
+            raise ArgumentError(f"Experts divides a MixtureOfExperts, and not a {type(module).__name__}")
         if module.experts % (ep := context.ep.size):
             possible = [n for n in range(1, module.experts + 1) if module.experts % n == 0]
             raise MeshError(f"ep {ep} does not divide {module.experts} experts; possible are {possible}")

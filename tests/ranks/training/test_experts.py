@@ -180,7 +180,7 @@ def test_experts_that_do_not_fit(comm: Any) -> None:
     needs = "'0', a MixtureOfExperts, needs the placement Experts"
     refused(comm, ArgumentError, needs, one(MixtureOfExperts(4, 4, 3)), mesh={"dp": 2})
     refused(comm, ArgumentError, "ep 2 divides experts, and no MixtureOfExperts is placed", GPT(), **axes)
-    refused(comm, ArgumentError, "Experts divides a MixtureOfExperts of pdgemm.training, and not Linear",
+    refused(comm, ArgumentError, "Experts divides a MixtureOfExperts, and not a Linear",
             torch.nn.Sequential(torch.nn.Linear(4, 4)), {"0": Experts()}, **axes)  # fmt: skip
     with pytest.raises(ArgumentError, match="topk = 5 of 4 experts: possible are 1 to 4"):
         MixtureOfExperts(4, 4, 4, 5)
@@ -193,7 +193,7 @@ def test_experts_of_hugging_face(comm: Any) -> None:
     config = transformers.MixtralConfig(vocab_size=9, num_key_value_heads=2, num_local_experts=2, **sizes)
     model = transformers.MixtralForCausalLM(config)
     table = {"model.layers.*.mlp": Experts()}
-    refused(comm, ArgumentError, "and not MixtralSparseMoeBlock", model, table, mesh={"dp": 2, "ep": 2})
+    refused(comm, ArgumentError, "and not a MixtralSparseMoeBlock", model, table, mesh={"dp": 2, "ep": 2})
     config.output_router_logits = True
     model = transformers.MixtralForCausalLM(config)
     refused(comm, ArgumentError, "for the samples of one rank: set output_router_logits to False", model,
