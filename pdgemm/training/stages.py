@@ -40,7 +40,7 @@ class Chain:
     """The blocks of a model on a stage, and the modules before and after them.
 
     blocks : the name of the list of blocks.   recompute : compute blocks again in the backward pass.
-    own : the numbers of the blocks of each chunk of this stage.   chunk : that computes in this pass.
+    own : the numbers of the blocks of each chunk of this stage.
     before, after : the names of the modules that are registered before and after the list.
     Raises ArgumentError where there are fewer blocks than chunks of all stages.
     """
@@ -55,7 +55,7 @@ class Chain:
             raise ArgumentError(f"{blocks!r} has {len(chain)} blocks, and the pipeline has {schedule.blocks} parts")
         stages, chunks, self._length = schedule.stages, schedule.chunks, len(chain)
         self.own = [layers_of(len(chain), stages, chunks, stage, chunk) for chunk in range(chunks)]
-        self.chunk = 0
+        self._chunk = 0
         self._receive: Receive
         self._input: torch.Tensor | None = None
         self._seen = set[int]()  # the blocks that the model has used in this pass
@@ -104,12 +104,16 @@ class Chain:
             return 0 if place == "before" else self.schedule.chunks - 1
         return next(chunk for chunk, own in enumerate(self.own) if place in own)
 
+    def computes(self, module: str) -> bool:
+        """Return whether a module of this stage computes in the present pass, which is of one chunk."""
+        return self.chunk_of(module) == self._chunk
+
     def forward(self, chunk: int, model: Callable[[], Any], receive: Receive) -> tuple[torch.Tensor | None, Any]:
         """Run a chunk: return its input, or None for the first chunk, and its output.
 
         The output of the last chunk is what the model returns.   receive : returns the input, like a tensor of zeros.
         """
-        self.chunk, self._receive, self._input, self._seen = chunk, receive, None, set()
+        self._chunk, self._receive, self._input, self._seen = chunk, receive, None, set()
         try:
             result = model()
         except _StageEnd as end:
@@ -118,17 +122,17 @@ class Chain:
 
     @property
     def _is_first(self) -> bool:
-        return self.stage == 0 and self.chunk == 0
+        return self.stage == 0 and self._chunk == 0
 
     @property
     def _is_last(self) -> bool:
-        return self.stage == self.schedule.stages - 1 and self.chunk == self.schedule.chunks - 1
+        return self.stage == self.schedule.stages - 1 and self._chunk == self.schedule.chunks - 1
 
     def _block(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the forward pass of a block: it computes only in the pass of its chunk."""
 
         def block(x: torch.Tensor, *others: Any, **options: Any) -> Any:
-            own, several = self.own[self.chunk], self.schedule.blocks > 1
+            own, several = self.own[self._chunk], self.schedule.blocks > 1
             if number in self._seen:
                 raise ArgumentError(f"the model uses block {number} twice in a pass")
             self._seen.add(number)

@@ -74,7 +74,7 @@ class Run:
         bucket_bytes: int,
     ) -> None:
         self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
-        self.norm, self._context, self._chain, self._loss, self._weight = 0.0, context, chain, loss, weight
+        self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
         self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes)
         self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -84,7 +84,7 @@ class Run:
         for storage in self.storages:
             storage.delayed = schedule.split or any(len({*parameters[x].chunks}) > 1 for x in storage.parameters)
         if zero == 3:
-            self._gather_in_passes()
+            self._gather_in_passes(chain)
 
     def optimizer(
         self,
@@ -248,7 +248,7 @@ class Run:
         name = next(name for name, x in self.parameters.items() if x.parameter is parameter)
         next(x for x in self.storages if name in x.parameters).add(name, gradient)
 
-    def _gather_in_passes(self) -> None:
+    def _gather_in_passes(self, chain: Chain | None) -> None:
         """Make the parameters of a unit whole before each pass through it, and free them afterwards."""
         units = dict[str, dict[str, None]]()
         for name, stored in self.parameters.items():
@@ -256,18 +256,23 @@ class Run:
                 units.setdefault(unit_of(self.model, user), {})[name] = None
         for unit, names in units.items():
             module = self.model.get_submodule(unit)
-            module.register_forward_pre_hook(partial(self._begin_forward, [*names]))
-            module.register_forward_hook(partial(self._end_forward, [*names]), always_call=True)
+            computes = partial(chain.computes, unit) if chain else lambda: True
+            module.register_forward_pre_hook(partial(self._begin_forward, [*names], computes))
+            module.register_forward_hook(partial(self._end_forward, [*names], computes), always_call=True)
 
     def _gather(self, names: list[str], *_: Any) -> None:
         for storage in self.storages:
             storage.gather(names)
 
-    def _begin_forward(self, names: list[str], *_: Any) -> None:
-        chunk = self._chain.chunk if self._chain else 0  # modules of other chunks compute nothing in this pass
-        self._gather([name for name in names if chunk in self.parameters[name].chunks])
+    def _begin_forward(self, names: list[str], computes: Callable[[], bool], *_: Any) -> None:
+        if computes():
+            self._gather(names)
 
-    def _end_forward(self, names: list[str], module: nn.Module, inputs: Any, output: Any) -> None:
+    def _end_forward(
+        self, names: list[str], computes: Callable[[], bool], module: nn.Module, inputs: Any, output: Any
+    ) -> None:
+        if not computes():
+            return
         for y in tree_leaves(getattr(output, "part", output)):
             if isinstance(y, torch.Tensor) and y.requires_grad:
                 y.register_hook(partial(self._gather, names))

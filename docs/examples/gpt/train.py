@@ -72,13 +72,14 @@ def training(words, comm=None):
         yield run
 
 
-def report(options, run, batch):
+def report(run, batch):
     """Return lines with the seconds of the last step, and with its words beside those of formulas.  Collective."""
-    last, tokens = run.report, options.batch * options.sequence
-    lines = [f"{tokens / last.seconds:,.0f} tokens/s; a step takes {last.seconds:.3f} s, waiting {last.waited:.3f} s"]
-    for kind, expected in run.expected(*batch).items():
-        numbers = run.mesh.sum(last.traffic[kind].words_received, expected.words_received)
-        lines.append("{}: {:,.0f} words received by all ranks, {:,.0f} by formula".format(kind, *numbers))
+    last, expected = run.report, run.expected(*batch)
+    lines = [f"a step takes {last.seconds:.3f} s, of which rank 0 waits for {last.waited:.3f} s"]
+    for kind in "gradients", "parameters", "tensor", "context", "pipeline":
+        words = run.mesh.sum(*(x[kind].words_received if kind in x else 0 for x in (last.traffic, expected)))
+        if any(words):
+            lines.append("{}: {:,.0f} words received by all ranks, {:,.0f} by formula".format(kind, *words))
     return lines
 
 
@@ -101,7 +102,7 @@ def main(*words):
         if run.mesh.rank == 0 and step % options.show == 0:
             print(f"step {step}: loss {run.report.loss:.4f}, norm of the gradients {run.report.norm:.4f}")
         if options.report and step == options.steps:
-            lines = [*report(options, run, batch), sample(options, run)]
+            lines = [*report(run, batch), sample(options, run)]
             if run.mesh.rank == 0:
                 print(*lines, sep="\n")
 
