@@ -49,11 +49,10 @@ def steps(options, run, optimizer):
     """Yield the number of each step, after it, and the batch of this replica.  Collective."""
     text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
     samples = np.lib.stride_tricks.sliding_window_view(text, options.sequence + 1)  # of one byte more, for labels
-    sampler, first, last = Sampler(len(samples), options.batch, options.seed), 0, options.steps
+    sampler, last = Sampler(len(samples), options.batch, options.seed), options.steps
     if options.state and options.state.exists():
         run.load(options.state, sampler=sampler)
-        first = run.steps
-    for step in range(first, last):
+    for step in range(run.steps, last):
         rows = np.array_split(sampler.rows(step), run.mesh.length("dp"))[run.mesh.index("dp")]
         own = torch.from_numpy(samples[rows].astype(np.int64))
         for group in optimizer.param_groups:  # the rate grows for a tenth of the steps, and then falls by a cosine
@@ -72,25 +71,23 @@ def training(words, comm=None):
         yield run
 
 
-def report(options, run, batch):
+def report(run, batch):
     """Return lines with the seconds of the last step, and with its words beside those of formulas.  Collective."""
-    last, tokens = run.report, options.batch * options.sequence
-    lines = [f"{tokens / last.seconds:,.0f} tokens/s; a step takes {last.seconds:.3f} s, waiting {last.waited:.3f} s"]
-    for kind, expected in run.expected(*batch).items():
-        numbers = run.mesh.sum(last.traffic[kind].words_received, expected.words_received)
-        lines.append("{}: {:,.0f} words received by all ranks, {:,.0f} by formula".format(kind, *numbers))
+    last, expected = run.report, run.expected(*batch)
+    lines = [f"a step takes {last.seconds:.3f} s, of which rank 0 waits for {last.waited:.3f} s"]
+    for kind in "gradients", "parameters", "tensor", "context", "pipeline":
+        words = run.mesh.sum(*(x[kind].words_received if kind in x else 0 for x in (last.traffic, expected)))
+        if any(words):
+            lines.append("{}: {:,.0f} words received by all ranks, {:,.0f} by formula".format(kind, *words))
     return lines
 
 
 def sample(options, run, count=200):
-    """Return a text that the model writes, on rank 0, which receives the whole parameters of all stages."""
-    mesh, whole = run.mesh, {name: run.whole(name) for name in run.parameters}
-    stages = mesh.comm.gather(whole if mesh.index("dp") == mesh.index("tp") == mesh.index("cp") == 0 else {})
-    if mesh.rank:
+    """Return a text that the model writes, on rank 0, which receives all parameters.  Collective."""
+    model, state = model_of(options), run.state_dict()
+    if run.mesh.rank:
         return ""
-    model, trained = model_of(options), {name: x for stage in stages for name, x in stage.items()}
-    for name, x in model.named_parameters():
-        x.data = trained[name]
+    model.load_state_dict(state)
     return bytes(model.written(torch.tensor([*b"The "]), count).tolist()).decode(errors="replace")
 
 
@@ -101,7 +98,7 @@ def main(*words):
         if run.mesh.rank == 0 and step % options.show == 0:
             print(f"step {step}: loss {run.report.loss:.4f}, norm of the gradients {run.report.norm:.4f}")
         if options.report and step == options.steps:
-            lines = [*report(options, run, batch), sample(options, run)]
+            lines = [*report(run, batch), sample(options, run)]
             if run.mesh.rank == 0:
                 print(*lines, sep="\n")
 
