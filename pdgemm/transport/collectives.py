@@ -110,14 +110,12 @@ def all_to_all(
     parts: Sequence[np.ndarray],
     counted: Traffic,
     wait: Callable[[list[Any]], object] | None = None,
-    tag: int = 0,
     into: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts from all ranks.  Collective.
 
     wait : function that waits for a list of transfers, and tests other messages meanwhile, such as `Transfers.wait`; it
         is called with the collective.  None: other messages are not tested.
-    tag : differs from those of all other collectives in progress on `comm`.
     into : contiguous arrays in which the parts of all ranks are received; None: they are allocated.
 
     The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
@@ -126,7 +124,7 @@ def all_to_all(
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     places = {} if into is None else {source * p + me: (x,) for source, x in enumerate(into)}
     pairs, nothing = _Pairs(collective, mine, places), (np.empty(0, collective.dtype),)
-    messages = _by_messages(collective, comm, pairs, counted, tag=tag)
+    messages = _by_messages(collective, comm, pairs, counted)
     if wait:
         wait([CollectiveRun(comm, messages)])
     else:
