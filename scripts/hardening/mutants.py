@@ -340,7 +340,7 @@ MUTANTS = [
     Mutant("training: the gradients of a tied table are not summed over both ends", "divide_parameters",
            "axes += [_ENDS] * (len(stages) > 1)", "axes += []", (TRAINED,)),
     Mutant("training: parameters that ranks along tp have in common count twice in the norm", "Run.step",
-           "x.squares() / x.copies", "x.squares()", (TRAINED,)),
+           "x.squares() / x.copies", "x.squares()", (f"4 {R}training/test_meshes.py",)),
     Mutant("training: a step does not wait for the last reductions", "Storage.finish",
            "self.line.mesh.transfers.wait(group)", "pass", (TRAINED,)),
     Mutant("training: with ZeRO 2 updated parameters are not gathered", "Storage.updated",
