@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import add, sub
-from statistics import median
 from time import perf_counter
 from typing import Any
-
-_SLOW = 1.25  # a rank is slow that takes more than this multiple of the median of all ranks
-_LEAST = 1e-3  # seconds below which no rank is slow
-
-
-def slow_among(seconds: Sequence[float]) -> int | None:
-    """Return the rank that is busy much longer than the median of all ranks; None if there is none."""
-    rank = max(range(len(seconds)), key=seconds.__getitem__)
-    slow = len(seconds) > 1 and seconds[rank] > max(_LEAST, _SLOW * median(seconds))
-    return rank if slow else None
 
 
 @dataclass
@@ -86,10 +75,6 @@ class Then:
     def Wait(self) -> None:
         self._request.Wait()
         self._act()
-
-    def abandon(self) -> Any:
-        """Stop waiting, and return the pending request or `CollectiveRun`; the function is not called."""
-        return self._request.abandon()
 
 
 @dataclass

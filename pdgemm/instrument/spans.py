@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from pdgemm.instrument.recorder import Recorder, Then
 
 HOST, MOVING = "host", "transfers"  # rows of a rank in a trace; the streams of a device have other rows
-PASSES = ("forward", "backward")  # phases of a training step, which may contain waits, and products with their phases
 
 
 class Span(NamedTuple):

@@ -280,6 +280,7 @@ class Watchdog:
             self._requests = [x for x in self._requests if not x.Test()]
 
     def _state(self, counter: CheckCounter) -> _State:
+        """Return where this rank is in the order of checks, and whether it can go on."""
         from mpi4py import MPI
 
         wait, still, (place, inside) = self._stillness.wait, self._stillness.seconds, _place()

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.errors import GridError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
@@ -23,9 +22,6 @@ from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.support.waits import Wait
 
-_SIGNAL = np.empty(0, np.uint8)  # a message of no words
-_AT_A_TIME = 1 << 14  # elements of partial sums, which then stay in the cache
-
 Join = Callable[[Parts, Parts], Parts]  # joins the parts of an earlier and of a later rank
 Stages = Iterator[list[MPI.Request]]
 
@@ -34,13 +30,10 @@ class CollectiveRun:
     """A collective in progress, with the methods of an MPI request; each test starts the steps that can begin.
 
     A rank tests and waits for the collectives of one communicator in any order, if each has its own tag.
-
-    posted : a list to which `stages` adds each request that it starts.  Not needed if only the requests that were
-        yielded last can be in progress.
     """
 
-    def __init__(self, comm: MPI.Comm, stages: Stages, posted: Sequence[MPI.Request] = ()) -> None:
-        self._comm, self._stages, self._posted = comm, stages, posted
+    def __init__(self, comm: MPI.Comm, stages: Stages) -> None:
+        self._comm, self._stages = comm, stages
         self._requests = next(stages, None)
 
     def Test(self) -> bool:
@@ -59,44 +52,23 @@ class CollectiveRun:
                     MPI.Request.Waitall(self._requests)
             self._requests = next(self._stages, None)
 
-    def abandon(self) -> list[MPI.Request]:
-        """Return the requests in progress, which the caller cancels; a later wait raises GridError."""
-        requests, self._requests = [*(self._posted or self._requests or ())], []
-        self._stages = _no_more(self._stages)
-        return requests
-
-
-def _no_more(stages: Stages) -> Stages:
-    """Raise GridError at the first step; until then hold a reference to `stages`, so that its arrays are not freed."""
-    raise GridError("a collective in progress was given up when its communicator was freed, after a step that failed")
-    yield from stages
-
 
 def prepared_collective(
     collective: Collective,
     comm: MPI.Comm,
     vector: np.ndarray,
     tag: int = 0,
-    of: Callable[[int], np.ndarray] | None = None,
-    fence: Callable[[], object] = lambda: None,
     join: Join | None = None,
 ) -> Callable[[Traffic], CollectiveRun]:
     """Return a function that starts a collective of one vector on the host, and returns without waiting for messages.
 
     The function's argument is the traffic to which words and messages are added.
     tag : differs from those of all other collectives in progress on `comm`.
-    of, fence : if the collective reads in place: `of(rank)` is the vector of a rank of `comm`, and `fence` orders its
-        reads and writes with signals.
-    join : as in `carry_out`; only if parts are sent.
+    join : as in `carry_out`.
     The function may be called again when the collective is complete; until then the vector must not be touched.
     """
     if comm.rank not in collective.ranks or len(collective.ranks) == 1:
         return lambda counted: CollectiveRun(comm, iter(()))
-    if collective.reads:
-        assert of is not None
-        vectors = [vector if rank == comm.rank else of(rank) for rank in collective.ranks]
-        in_place = _InPlace(collective, comm, vectors, tag, fence)
-        return in_place.run
     sent = _Vectors([vector], collective.offsets)
     return lambda counted: CollectiveRun(comm, _by_messages(collective, comm, sent, counted, join, tag))
 
@@ -138,14 +110,12 @@ def all_to_all(
     parts: Sequence[np.ndarray],
     counted: Traffic,
     wait: Callable[[list[Any]], object] | None = None,
-    tag: int = 0,
     into: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Send `parts[r]` to the r-th rank of the collective, and return the parts from all ranks.  Collective.
 
     wait : function that waits for a list of transfers, and tests other messages meanwhile, such as `Transfers.wait`; it
         is called with the collective.  None: other messages are not tested.
-    tag : differs from those of all other collectives in progress on `comm`.
     into : contiguous arrays in which the parts of all ranks are received; None: they are allocated.
 
     The ranks do not compare their arguments: all must pass the same collective, and parts as long as its counts.
@@ -154,7 +124,7 @@ def all_to_all(
     mine: dict[int, Parts] = {me * p + to: (np.ascontiguousarray(part),) for to, part in enumerate(parts)}
     places = {} if into is None else {source * p + me: (x,) for source, x in enumerate(into)}
     pairs, nothing = _Pairs(collective, mine, places), (np.empty(0, collective.dtype),)
-    messages = _by_messages(collective, comm, pairs, counted, tag=tag)
+    messages = _by_messages(collective, comm, pairs, counted)
     if wait:
         wait([CollectiveRun(comm, messages)])
     else:
@@ -226,79 +196,6 @@ def _by_messages(
             _arrived(places[source], data, step.adds, join, source < me)
 
 
-class _InPlace:
-    """A collective that reads parts in the vectors of the other ranks, and adds them in the order of a tree.
-
-    A rank sends up to three signals to each other rank.  The first one: its addends may be read.  The second: its part
-    of the sum may be read, and it has read the addends of others.  The last: it has read all parts, so the others may
-    overwrite their vectors.
-
-    vectors : the vectors of all ranks, in the order of `collective.ranks`.
-    """
-
-    def __init__(
-        self, collective: Collective, comm: MPI.Comm, vectors: list[np.ndarray], tag: int, fence: Callable[[], object]
-    ) -> None:
-        self._comm, self._tag, self._fence = comm, tag, fence
-        p, me, cuts = len(collective.ranks), collective.ranks.index(comm.rank), collective.offsets.tolist()
-        parts = [slice(*cuts[at : at + 2]) for at in range(p)]
-        self._others = [collective.ranks[(me - step) % p] for step in range(1, p)]
-        self._own, self._addends = vectors[me][parts[me]], list[np.ndarray]()
-        if "reduce" in collective.operation:
-            self._addends = [x[parts[me]] for x in vectors]
-        self._copies = list[tuple[np.ndarray, np.ndarray]]()  # into this vector, from another rank's
-        if collective.operation != "reduce_scatter":
-            order = [(me - step) % p for step in range(1, p)]
-            self._copies = [(vectors[me][parts[at]], vectors[at][parts[at]]) for at in order]
-
-    def run(self, counted: Traffic) -> CollectiveRun:
-        """Start one run of the collective."""
-        posted = list[MPI.Request]()
-        return CollectiveRun(self._comm, self._stages(posted, counted), posted)
-
-    def _stages(self, posted: list[MPI.Request], counted: Traffic) -> Stages:
-        """Run the collective once, and add all its requests to `posted`."""
-        if self._addends:
-            yield self._signalled(posted, counted)
-            self._fence()
-            _add_as_tree(self._addends, self._own)
-            for _ in self._others:
-                counted.read(self._own.size)
-        if self._copies:
-            for (own, x), signal in zip(self._copies, self._signalled(posted, counted)):
-                yield [signal]
-                self._fence()
-                own[...] = x
-                counted.read(x.size)
-        yield self._signalled(posted, counted)
-        self._fence()
-        yield posted
-
-    def _signalled(self, posted: list[MPI.Request], counted: Traffic) -> list[MPI.Request]:
-        """Signal all other ranks; return the requests that complete with their signals."""
-        self._fence()
-        comm, tag = self._comm, self._tag
-        posted += [comm.Isend(_SIGNAL, rank, tag) for rank in self._others]
-        counted.messages_sent += len(self._others)
-        counted.messages_received += len(self._others)
-        signals = [comm.Irecv(_SIGNAL, rank, tag) for rank in self._others]
-        posted += signals
-        return signals
-
-
-@np.errstate(over="ignore", invalid="ignore")  # if warnings are errors, only the rank that adds raises one
-def _add_as_tree(addends: list[np.ndarray], into: np.ndarray) -> None:
-    """Compute into := ((x0 + x1) + (x2 + x3)) + ..., where `into` may be one of the addends."""
-    pairs = (len(addends) + 1) // 2
-    partial = np.empty((pairs, min(len(into), _AT_A_TIME)), into.dtype) if pairs > 1 else into
-    for start in range(0, len(into), _AT_A_TIME):
-        sums = [x[start : start + _AT_A_TIME] for x in addends]
-        while len(sums) > 1:
-            places = [x[: len(sums[0])] for x in partial] if len(sums) > 2 else [into[start : start + _AT_A_TIME]]
-            added = [np.add(x, y, out=place) for place, x, y in zip(places, sums[::2], sums[1::2])]
-            sums = added + sums[len(added) * 2 :]
-
-
 def byte_requests(start: Callable[..., Any], data: np.ndarray, rank: int, tag: int) -> list[Any]:
     """Start to send or receive bytes in messages of LARGEST_MESSAGE_BYTES at most; none for an empty array."""
     pieces = range(0, data.size, LARGEST_MESSAGE_BYTES)
@@ -326,7 +223,7 @@ def _buffer(places: list[Parts], adds: bool) -> np.ndarray:
     return flat[0] if len(flat) == 1 and not adds else np.empty(sum(x.size for x in flat), np.uint8)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # as in _add_as_tree
+@np.errstate(over="ignore", invalid="ignore")  # if warnings are errors, only the rank that adds raises one
 def _arrived(places: list[Parts], data: np.ndarray, adds: bool, join: Join | None, before: bool) -> None:
     """Copy, add or join a message into the views `places`.   before : its sender is an earlier rank than this one."""
     if not adds and len(_flat(places)) == 1:

@@ -14,8 +14,7 @@ from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.linalg.work import Work, add_to_diagonal, check_protection, near_one, started
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.arguments import as_count, as_real, as_whole
-from pdgemm.local.blas.orthogonal_stacks import MUON, STEPS, coefficients_of_steps
+from pdgemm.local.arrays.arguments import as_count, as_real, as_whole, shown
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import empty_like
@@ -25,9 +24,9 @@ from pdgemm.support.agreement import together
 
 def newton_schulz(
     G: DistMatrix,
-    steps: int = STEPS,
+    steps: int = 5,
     *,
-    coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
+    coefficients: Sequence[float] | Sequence[Sequence[float]] = (3.4445, -4.7750, 2.0315),
     epsilon: float = 1e-7,
     protect: Protection | None = None,
 ) -> DistMatrix:
@@ -51,7 +50,7 @@ def newton_schulz(
         steps, epsilon = as_count(steps, "steps", 0), as_real(epsilon, "epsilon")
         if epsilon < 0:
             raise ArgumentError(f"epsilon must be >= 0, got {epsilon}")
-        each = coefficients_of_steps(coefficients, steps)
+        each = _coefficients_of_steps(coefficients, steps)
         arguments += ["newton_schulz", G.distribution, G.dtype, each, epsilon, check_protection(protect, G)]
     work = Work("newton_schulz", protect)
     (near, far), wide = near_one("G", G), G.shape[0] <= G.shape[1]
@@ -70,6 +69,20 @@ def newton_schulz(
         work.product(1, left, right, a, work.add(Y, 1, X, beta=0))  # Y = a X + T X
         X, Y = Y, X
     return work.reported(X, steps)
+
+
+def _coefficients_of_steps(coefficients: Any, steps: int) -> list[tuple[float, ...]]:
+    """Return the three coefficients (a, b, c) of each step.  Raises ArgumentError.  Local."""
+    try:
+        triples = np.atleast_2d(np.asarray(coefficients, float))
+    except (TypeError, ValueError):
+        raise ArgumentError(f"coefficients are real numbers (a, b, c), got {shown(coefficients)}") from None
+    triples = np.repeat(triples, steps, axis=0) if len(triples) == 1 else triples
+    if triples.shape != (steps, 3) or not np.isfinite(triples).all():
+        raise ArgumentError(
+            f"coefficients are (a, b, c), or one triple for each of {steps} steps, got shape {triples.shape}"
+        )
+    return [tuple(map(float, row)) for row in triples]
 
 
 def matrix_power(A: DistMatrix, n: int, *, protect: Protection | None = None) -> DistMatrix:

@@ -20,8 +20,8 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives import collective_steps as by
 from pdgemm.schedules.collectives.collective_steps import CollectiveStep, CollectiveSteps
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
-from pdgemm.schedules.mover_registry import RING, SHARED
-from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece, signals
+from pdgemm.schedules.mover_registry import RING
+from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule
 from pdgemm.support.remembered import remembered
 
@@ -42,9 +42,6 @@ class Collective(LineSchedule):
         target, ordered by source.
     node   : a number for the node of each rank; empty where all ranks are on one node.
     arrays : the number of vectors that are cut into these parts; each message carries parts of all vectors.
-    mover  : "ring": parts are sent.  "shared", only with the algorithm "pairwise": parts are read in place, in memory
-        that all ranks share.  Signals say that parts may be read, and that reads are complete.  Sums are formed as in a
-        binary tree.
 
     A sum is bitwise the same on all ranks and in all runs: the order of its addends depends only on the algorithm and
     the number of ranks, and in each addition the left addend is that of the earlier rank.
@@ -57,7 +54,7 @@ class Collective(LineSchedule):
     dtype: np.dtype
     node: tuple[int, ...] = ()
     arrays: int = 1
-    mover: str = RING.name
+    mover = RING.name
     lookahead = 0
 
     def __post_init__(self) -> None:
@@ -70,18 +67,6 @@ class Collective(LineSchedule):
             raise ArgumentError(f"{self.operation} on {p} ranks needs {parts} counts >= 0, got {self.counts}")
         if not algorithm.takes(self.node):
             raise ArgumentError(f"{self.algorithm} needs several nodes with equally many ranks, got {self.node}")
-        if self.mover != RING.name and (self.mover != SHARED.name or self.algorithm != "pairwise"):
-            raise ArgumentError(f"{self.algorithm} sends its parts: its mover must be 'ring', got {self.mover!r}")
-
-    @property
-    def reads(self) -> bool:
-        """Are parts read in place?"""
-        return self.mover == SHARED.name
-
-    @property
-    def signals(self) -> int:
-        """The number of signals from each rank to each other rank: one before each phase, and one after all reads."""
-        return (2 + (self.operation == "all_reduce")) * self.reads
 
     @property
     def words(self) -> int:
@@ -116,9 +101,6 @@ class Collective(LineSchedule):
         steps = self.messages_of(self.ranks.index(rank)) if rank in self.ranks else []
         sent = [words for step in steps for words in step.sent_to.values()]
         received = [words for step in steps for words in step.received_from.values()]
-        if self.reads and steps:
-            number = self.signals * (len(self.ranks) - 1)
-            return Traffic(0, sum(received), number, number, sum(received))
         longest = LARGEST_MESSAGE_BYTES // self.dtype.itemsize
         messages = (sum(-(-words // longest) for words in moved) for moved in (sent, received))
         return Traffic(sum(sent), sum(received), *messages)
@@ -130,8 +112,6 @@ class Collective(LineSchedule):
 
     def rounds(self) -> Iterator[Round]:
         ranks = np.array(self.ranks)
-        others = np.array([np.delete(ranks, at) for at in range(len(ranks))])
-        yield from [Round([signals(ranks, others, self.dtype.itemsize, LINE)], hidden=False)] * self.signals
         for step in self.steps():
             pairs, row = np.unique(np.stack([step.source, step.target]), axis=1, return_inverse=True)
             words = np.bincount(row.ravel(), self.words_of(step), pairs.shape[1]).astype(np.int64)

@@ -99,12 +99,6 @@ class FlatShards:
         cuts = (bucket.start + bucket.words * at // self.shards for at in (index, index + 1))
         return slice(*cuts)
 
-    def owned(self, bucket: FlatBucket, index: int) -> slice:
-        """Return the place of a rank's part of a bucket in an array of all its parts, one after the other."""
-        parts = [self.part(x, index) for x in self.buckets[: bucket.number + 1]]
-        sizes = [x.stop - x.start for x in parts]
-        return slice(sum(sizes[:-1]), sum(sizes))
-
     @remembered
     def reduction(self, bucket: FlatBucket) -> Collective:
         """Return the collective that sums the gradients of a bucket."""

@@ -114,7 +114,7 @@ class MeshShape:
         return at
 
     def line(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks that differ from `rank` in their index along an axis alone, in the order of this index."""
+        """Return the ranks that differ from `rank` only in their index along an axis, in the order of this index."""
         ranks: tuple[int, ...] = (rank,)
         for one in self.axes(axis):
             ranks = tuple(x for first in ranks for x in self._along(one, first))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from pdgemm.errors import ArgumentError
-from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.arguments import as_count
-from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.training.pipeline_orders import Action, pipeline_kind
 from pdgemm.schedules.training.pipeline_timeline import Handover, PipelineStep, Timeline, walked
 from pdgemm.support.remembered import remembered
@@ -121,28 +119,6 @@ class PipelineSchedule:
                 live.remove((microbatch, chunk))
             most = max(most, len(live))
         return most
-
-    # ---------------------------------------------------------------- what moves
-    def messages(self, stage: int, words: int | Sequence[int] = 1) -> list[tuple[Handover, int]]:
-        """Return what a stage receives (`target`) and sends (`source`), in order, each with its words.
-
-        words : of the activations of a microbatch between two layers; of each microbatch where they are uneven.
-        """
-        size = [words] * self.microbatches if isinstance(words, int) else words
-        moved = [x for _, takes, gives in self.steps(stage) for x in (takes, gives) if x is not None and x.travels]
-        return [(x, size[x.microbatch]) for x in moved]
-
-    def traffic(self, stage: int, words: int | Sequence[int], itemsize: int) -> Traffic:
-        """Return the words and messages of a stage in a step.   words : as for `messages`.   itemsize : their bytes."""
-        total, longest = Traffic(), LARGEST_MESSAGE_BYTES // itemsize
-        for x, size in self.messages(stage, words):
-            if x.source == stage:
-                total.words_sent += size
-                total.messages_sent += -(-size // longest)
-            else:
-                total.words_received += size
-                total.messages_received += -(-size // longest)
-        return total
 
     def number(self, x: Handover) -> int:
         """Return a number that identifies what is handed over, below 2 m v p: microbatch, block and direction."""

@@ -17,7 +17,7 @@ _EXACT = 10_000  # the largest denominator of a fraction that is printed
 
 
 class Handover(NamedTuple):
-    """What goes from a block of layers to the next one, or back: activations ("F") or their gradients ("B").
+    """What a block of layers hands to the next one, or back: activations ("F") or their gradients ("B").
 
     block : the block that takes it.   source, target : the stages of both blocks, which may be the same stage.
     """

@@ -14,8 +14,6 @@ import numpy as np
 from msgspec import Meta, Raw, Struct
 
 from pdgemm.errors import ArgumentError
-from pdgemm.instrument.recorder import slow_among
-from pdgemm.instrument.spans import PASSES
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.files import read_file
 from pdgemm.support.json_input import Count, Figure, Seconds, Size, decoded
@@ -24,7 +22,6 @@ from pdgemm.support.text import counted
 PHASES = ("plan", "product", "wait", "sync", "pack", "post")  # phases of a product, on the host or in a stream
 # outside products: files, redistributions, batches of small products, epilogues after a product's last sum, checks
 OUTSIDE = ("read", "write", "moved", "batch", "epilogue", "verify")
-TRAINING = (*PASSES, "reduce", "optimizer")  # phases of a step of training
 LARGE = 1 << 16  # least bytes of a transfer from which a bandwidth is computed
 LARGEST_FILE = 1 << 30  # bytes of a timeline: some millions of spans
 ROUNDING = 20.0  # microseconds by which a transfer may seem to end after the wait for it
@@ -109,7 +106,6 @@ class Rank:
     seconds   : the time of all products, from call to return.
     phases    : the time of each phase, without redistributions.
     reports   : the reports of its products.
-    training  : the time of steps of training by phase, and "waits", the waits in forward and backward passes.
     transfers : by kind, the seconds and bytes of each transfer, and whether the rank waited at its middle and its end.
     """
 
@@ -119,7 +115,6 @@ class Rank:
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moving: float = 0.0
     outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    training: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     reports: list[ProfiledReport] = field(default_factory=list)
     transfers: dict[str, list[tuple[float, int, bool]]] = field(default_factory=lambda: defaultdict(list))
     spans: list[Spent] = field(default_factory=list)  # empty unless `load_profile` has kept them
@@ -127,12 +122,6 @@ class Rank:
     @property
     def waiting(self) -> float:
         return self.phases["wait"] + self.phases["sync"]
-
-    @property
-    def busy(self) -> float:
-        """The seconds of the passes of training in which the rank does not wait."""
-        of = self.training.get  # reading by [] would add the name, as if there were training
-        return sum(of(name, 0.0) for name in PASSES) - of("waits", 0.0)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -191,11 +180,6 @@ class Profile:
     def overlap(self) -> float | None:
         overlaps = [x.overlap for x in self.ranks if x.overlap is not None]
         return float(np.mean(overlaps)) if overlaps else None
-
-    @property
-    def slow(self) -> int | None:
-        """The rank that is busy much longer than the others in passes of training; None: there is none."""
-        return slow_among([x.busy for x in self.ranks])
 
     @cached_property
     def longest(self) -> ProfiledReport | None:
@@ -259,7 +243,7 @@ class Profile:
             "ranks": [
                 {
                     "rank": x.number, "host": x.host, "seconds": x.seconds, **x.parts, "overlap": x.overlap,
-                    **{name: x.outside[name] for name in OUTSIDE}, "training": {**x.training},
+                    **{name: x.outside[name] for name in OUTSIDE},
                 }
                 for x in self.ranks
             ],
@@ -268,7 +252,6 @@ class Profile:
             "imbalance": self.imbalance,
             "overlap": self.overlap,
             "critical_rank": self.critical.number,
-            "slow_rank": self.slow,
             "rate_of_calibrated": self.rate,
             "clock_error_us": max(x.clock_error_us for x in self.about),
             "network_bytes_per_second": self.networks,
@@ -304,11 +287,8 @@ def _take(rank: Rank, spans: list[_Span], what: str) -> None:
     products = _within([x for x in host if x.name == "pdgemm"])
     moves = _within([x for x in host if x.name == "redistribute"])
     waits = _within([x for x in host if x.name == "wait"], ROUNDING)
-    passes = _within([x for x in host if x.name in PASSES])
     for x in spans:
         name, seconds = x.name, x.dur / 1e6
-        if name in ("wait", "sync") and passes(_middle(x)):
-            rank.training["waits"] += seconds
         if x.cat == "transfers":
             size = decoded(x.args, _Bytes, what).bytes
             rank.transfers[name].append((seconds, size, waits(_middle(x)) and waits(x.ts + x.dur)))
@@ -320,8 +300,6 @@ def _take(rank: Rank, spans: list[_Span], what: str) -> None:
                 rank.moving += seconds
             else:
                 rank.outside["moved"] += seconds
-        elif name in TRAINING:
-            rank.training[name] += seconds
         elif name in OUTSIDE:
             rank.outside[name] += seconds
         elif name in PHASES and products(_middle(x)) and not moves(_middle(x)):

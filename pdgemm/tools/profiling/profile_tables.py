@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.planning.search.candidate_table import WIDTH, wrapped
 from pdgemm.support.text import Table, counted, in_bytes, in_seconds, sides
-from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, TRAINING, Profile
+from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, Profile
 
 _UNITS = ((1, "seconds"), (1e3, "milliseconds"), (1e6, "microseconds"))
 SHOWN = 16  # the number of ranks up to which each rank has a line
@@ -50,8 +50,7 @@ def _ranks(profile: Profile) -> Iterator[Table]:
     """Yield tables of each rank's time in products by phase, and outside products; phases without time are left out."""
     outside = [name for name in OUTSIDE if any(x.outside[name] for x in profile.ranks)]
     critical = profile.critical.number
-    odd = sorted({critical} | {x for x in [profile.slow] if x is not None})
-    shown = [x.number for x in profile.ranks] if len(profile.ranks) <= SHOWN else odd
+    shown = [x.number for x in profile.ranks] if len(profile.ranks) <= SHOWN else [critical]
     several = len(profile.ranks) > 1
     note = f"; rank {critical} is the bottleneck" if several else ""
     inside = np.array([[x.seconds, *x.parts.values()] for x in profile.ranks])
@@ -62,10 +61,6 @@ def _ranks(profile: Profile) -> Iterator[Table]:
     if outside:
         seconds = np.array([[x.outside[name] for name in outside] for x in profile.ranks])
         yield _of_ranks("each rank outside of products", outside, seconds, shown, "", {})
-    if any(x.training for x in profile.ranks):
-        names = [*TRAINING[:2], "waits", *TRAINING[2:]]
-        seconds = np.array([[x.training[name] for name in names] for x in profile.ranks])
-        yield _of_ranks("each rank in steps of training", names, seconds, shown, "; waits are part of the passes", {})
 
 
 def _of_ranks(
@@ -127,12 +122,6 @@ def figures(profile: Profile) -> Iterator[str]:
         yield (
             f"load imbalance {profile.imbalance:.2f} (longest over mean time of products); rank "
             f"{profile.critical.number} waits least"
-        )
-    if (slow := profile.slow) is not None:
-        usual = median(x.busy for x in profile.ranks)
-        yield (
-            f"rank {slow} is slow: it is busy for {in_seconds(profile.ranks[slow].busy)} in its forward and backward "
-            f"passes, the median rank for {in_seconds(usual)}; the others wait for rank {slow}"
         )
     if profile.rate is not None:
         yield f"products at {profile.rate:.0%} of the calibrated rate of such products"

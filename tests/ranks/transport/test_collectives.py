@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,10 @@ import pytest
 from collectives import check_by_messages
 from tiers import every_grid, square_grid
 
-from pdgemm import ProcessGrid
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.schedules.collectives.collective import OPERATIONS, Collective, algorithms
-from pdgemm.transport import collectives
 from pdgemm.transport.collectives import carry_out
-from pdgemm.transport.movers.node_arrays import NodeArrays
 
 pytestmark = [pytest.mark.mpi, square_grid]
 
@@ -39,43 +35,6 @@ def test_every_algorithm_against_numpy(comm: Any, dtype: str) -> None:
                     check_by_messages(
                         comm, Collective(operation, name, order, tuple(counts), element_type(dtype), node)
                     )
-
-
-@every_grid
-@pytest.mark.parametrize("dtype", ["d", "F", "bfloat16"])
-def test_parts_that_are_read_in_place(comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collectives in shared memory: three at once, polled in turn; counts equal the schedules'.
-
-    Sums have the bits of a tree over the ranks (`as_tree`).
-    """
-    monkeypatch.setattr(collectives, "_AT_A_TIME", 3)
-
-    grid, kind, p = ProcessGrid(comm, shape=(1, comm.size)), element_type(dtype), comm.size
-    if not grid.shares_memory and p > 1:
-        pytest.skip("the ranks do not share memory")
-    for counts in ([(3 * at) % 5 + 2 for at in range(p)], [at % 3 for at in range(p)]):
-        addends = (np.random.default_rng(7).standard_normal((3, p, sum(counts))) * 4).astype(kind)
-        operations = "all_reduce", "reduce_scatter", "all_gather"
-        vectors = {name: grid.memory.empty((sum(counts),), kind) for name in operations}
-        for number, name in enumerate(operations):
-            vectors[name][:] = addends[number, comm.rank]
-        arrays = NodeArrays(grid, **{name: (x, None) for name, x in vectors.items()})
-        counted, expected, runs = Traffic(), Traffic(), []
-        for number, name in enumerate(operations):
-            x = Collective(name, "pairwise", tuple(range(p)), tuple(counts), kind, mover="shared")
-            in_place = partial(arrays, name), grid.memory.fence
-            runs.append(collectives.prepared_collective(x, grid.comm, vectors[name], number, *in_place)(counted))
-            expected += x.traffic(comm.rank)
-        while sum(run.Test() for run in runs[::-1]) < len(runs):
-            pass
-        own = slice(x.offsets[comm.rank], x.offsets[comm.rank + 1])
-        cuts = x.offsets
-        assert np.array_equal(vectors["all_reduce"], as_tree(addends[0]))
-        assert np.array_equal(vectors["reduce_scatter"][own], as_tree(addends[1])[own])
-        parts = [addends[2, rank, cuts[rank] : cuts[rank + 1]] for rank in range(p)]
-        assert np.array_equal(vectors["all_gather"], np.concatenate(parts))
-        assert counted == expected
-    grid.free()
 
 
 def as_tree(addends: np.ndarray) -> np.ndarray:

@@ -28,8 +28,6 @@ def every_collective(p: int) -> Iterator[Collective]:
                 for node in nodes:
                     if node or name != "two-level":
                         yield Collective(operation, name, ranks, counts, np.dtype("d"), node)
-                    if name == "pairwise" and operation != "all_to_all":
-                        yield Collective(operation, name, ranks, counts, np.dtype("d"), node, mover="shared")
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
