@@ -1,6 +1,6 @@
 """How a transformer is divided among ranks: what each layout keeps, moves and takes, before anything runs.
 
-`model_shape` has the sizes of a model, `training_layout` a layout, `stage_state` the parameters of a pipeline stage,
-`kept_arrays` what layers keep, `training_step` what stages keep and receive, `step_seconds` its time, and `model_plan`
-all of these; `layout_search` finds the best layouts, and `published_rows` has measurements of others to compare with.
+`model_shape` has the sizes and layers of a model, `model_layers` the kinds of layers, and `training_layout` a layout.
+`training_step` sums what the layers of a pipeline stage keep and receive, and `model_plan` their time on a machine;
+`layout_search` finds the best layouts, and `published_rows` has measurements of others to compare with.
 """

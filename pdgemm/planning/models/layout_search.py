@@ -82,12 +82,13 @@ class LayoutSearch:
                     yield self._again(run, zero)
 
     def _again(self, run: TrainingLayout, zero: int) -> ModelPlan:
-        """Return a plan with the least recomputation that fits, or the most: where this is refused, less is, too."""
-        *less, most = self.recompute
-        layouts = (replace(run, zero=zero, recompute=x) for x in (most, *less))
-        plans = (ModelPlan(self.shape, x, self.batch, self.machine) for x in layouts)
-        plan = next(plans)
-        return plan if plan.refused else next((x for x in plans if not x.refused), plan)
+        """Return a plan with the least recomputation that fits, or with the most."""
+        for recompute in self.recompute:
+            layout = replace(run, zero=zero, recompute=recompute)
+            plan = ModelPlan(self.shape, layout, self.batch, self.machine)
+            if not plan.refused:
+                break
+        return plan
 
     def best(self, number: int = 10) -> LayoutChoice:
         """Return the fastest layouts, one of each mesh, and what is refused.

@@ -118,7 +118,7 @@ class ModelPlan(TrainingStep):
         passes = _UPDATE + (_MIXED if size < 4 else 0)
         parts["optimizer"] = updated * passes / self._memory * wide / 4
         parts["owners"] = self.transfer("owners", self.words.get("owners", 0) * wide)
-        parts["newton_schulz"] = self._newton_schulz
+        parts["newton_schulz"] = self._newton_schulz if layout.optimizer == "muon" else 0
         return {part: time for part, time in parts.items() if time}
 
     @cached_property
@@ -129,8 +129,6 @@ class ModelPlan(TrainingStep):
         of its elements, the momentum and the step, is as an update of AdamW.
         """
         kind, layout, seconds = np.dtype(f"f{self.layout.wide}"), self.layout, list[float]()
-        if layout.optimizer != "muon":
-            return 0.0
         for m, n in (sorted(x) for layer in self.layers.block.layers for x in layer.matrices):
             passed = (_OF_X * m * n + _OF_SQUARES * m * m) * self.layout.wide / self._memory
             work = ((m, m, n), (m, m, m), (m, n, m))

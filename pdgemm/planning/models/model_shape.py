@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.arguments import as_count
-from pdgemm.planning.models.model_layers import Layers, ModelLayers, layers_of
+from pdgemm.planning.models.model_layers import HEADS, NOTHING, LayerKinds, Layers
 from pdgemm.planning.models.training_layout import TrainingLayout
 
 _LLAMA3 = {"vocabulary": 128256, "sequence": 8192, "kv_heads": 8, "gated": True, "tied": False}
@@ -18,6 +18,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3-70b": {"layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672, **_LLAMA3},
     "llama3-405b": {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, **_LLAMA3},
 }  # Brown et al. 2020 with the vocabulary of Narayanan et al. 2021; Grattafiori et al. 2024
+
+_DECIDING = "ep", "tp", "cp", "microbatch", "sequence", "fused", "autograd", "dropout", "dtype", "recompute"
+
+
+class ModelLayers(NamedTuple):
+    """The layers before the blocks of a model, those of each block, and those behind them; the last one is the loss."""
+
+    first: Layers
+    block: Layers
+    last: Layers
 
 
 @dataclass(frozen=True)
@@ -66,25 +76,14 @@ class ModelShape:
         if self.experts and self.topk > self.experts:
             raise ArgumentError(f"a token takes {self.topk} experts of {self.experts}: topk is at most experts")
 
-    @property
-    def queries(self) -> int:
-        """The features of the queries of all heads."""
-        return self.heads * self.width
-
-    @property
-    def keys(self) -> int:
-        """The features of the keys of all heads, and of the values."""
-        return self.kv_heads * self.width
-
-    @cached_property
-    def _whole(self) -> ModelLayers:
-        """The layers on one rank, with one sample."""
-        return layers_of(self, TrainingLayout())
+    def layers_in(self, layout: TrainingLayout) -> ModelLayers:
+        """Return the layers of a rank."""
+        return _layers_in(self, min(2, layout.pp), *(getattr(layout, name) for name in _DECIDING))
 
     @cached_property
     def parameters(self) -> int:
         """The parameters of the whole model; of the experts all."""
-        first, block, last = (sum(x.parameters.values()) for x in self._whole)
+        first, block, last = (sum(x.parameters.values()) for x in self.layers_in(TrainingLayout()))
         return int(first + self.layers * block + last)
 
     def flops(self, tokens: int, recompute: str = "none") -> int:
@@ -93,7 +92,7 @@ class ModelShape:
         72 T l h^2 (1 + s/(6 h) + V/(12 l h)) for ffn = 4 h, with "none"; Korthikanti et al., MLSys 2023, equation 7.
         recompute : "selective" computes attention's core once more, and "full" all layers of blocks.
         """
-        first, block, last = self._whole
+        first, block, last = self.layers_in(TrainingLayout())
         again = {"none": (), "selective": (x for x in block.layers if x.core), "full": block.layers}[recompute]
         blocks = self.layers * (3 * block.flops + Layers(again).flops)
         return round(tokens / self.sequence * (3 * (first.flops + last.flops) + blocks))
@@ -104,3 +103,26 @@ class ModelShape:
         return (
             f"{sizes}{experts}, vocabulary {self.vocabulary}, sequence {self.sequence}: {self.parameters:,} parameters"
         )
+
+
+@lru_cache(maxsize=1024)  # layouts differ in more than what decides
+def _layers_in(shape: ModelShape, pp: int, *deciding: Any) -> ModelLayers:
+    """Return the layers of a rank of a model that has one stage, or several."""
+    how = TrainingLayout(dp=deciding[0], pp=pp, **dict(zip(_DECIDING, deciding)))
+    kinds, gates = LayerKinds(how, shape.hidden, shape.sequence, not shape.gated), 1 + shape.gated
+    core = kinds.attention(shape.heads, shape.kv_heads, shape.width)
+    heads = kinds.columns((shape.heads + 2 * shape.kv_heads) * shape.width, passes=HEADS)
+    block = [kinds.norm(), heads, core, kinds.summed(shape.heads * shape.width)]
+    if shape.experts:
+        block += [kinds.norm(), *kinds.experts(shape.experts, shape.topk, shape.ffn, gates)]
+    else:
+        up = kinds.columns(shape.ffn, None, gates)
+        block += [kinds.norm(), up, kinds.activation(shape.ffn, gates), kinds.summed(shape.ffn)]
+    if how.recompute == "full":  # the block keeps its input alone
+        block = [x._replace(kept=0, again=not how.autograd or x is not block[-1]) for x in block]
+        block[0] = block[0]._replace(kept=how.rows(shape.sequence) * shape.hidden * how.itemsize)
+    table = {"tied" if shape.tied else "divided": shape.vocabulary * shape.hidden}
+    first = kinds.embedding({**table, "rows": 0 if shape.gated else shape.sequence * shape.hidden})
+    head = kinds.columns(shape.vocabulary, NOTHING if shape.tied and pp == 1 else table)
+    last = [kinds.norm()._replace(passed=0), head, kinds.loss(shape.vocabulary)]  # scores pass far more
+    return ModelLayers(Layers([first]), Layers(block), Layers(last))

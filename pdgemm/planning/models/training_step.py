@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.planning.models.model_layers import Layers, ModelLayers, added, layers_of
-from pdgemm.planning.models.model_shape import ModelShape
+from pdgemm.planning.models.model_layers import Layers, sums_by_name
+from pdgemm.planning.models.model_shape import ModelLayers, ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.schedules.training.pipeline_orders import pipeline_kind
@@ -61,7 +61,7 @@ class TrainingStep:
     @cached_property
     def layers(self) -> ModelLayers:
         """The layers on a rank."""
-        return layers_of(self.shape, self.layout)
+        return self.shape.layers_in(self.layout)
 
     def blocks_of(self, stage: int) -> int:
         """Return the number of blocks, layers of the shape, of a stage, as `layers_of` a pipeline deals them out."""
@@ -120,7 +120,7 @@ class TrainingStep:
             "experts": ((copies // layout.ep * t, zero, 1), layout.ep),
             "tied": ((copies, zero, 2) if layout.pp == 1 else (2 * copies, min(1, zero), 1), t),
         }
-        words = added({place: n * number for place, n in x.parameters.items()} for x, number in self._on(stage))
+        words = sums_by_name({place: n * number for place, n in x.parameters.items()} for x, number in self._on(stage))
         for place, number in words.items():
             line, ranks = lines[place]
             own[line] = own.get(line, 0) + -(-number // ranks)
@@ -133,7 +133,7 @@ class TrainingStep:
 
     def bytes_of(self, stage: int) -> dict[str, float]:
         """Return the bytes of a rank of a stage by kind."""
-        total = added(x.bytes(self.layout.element) for x in self.state_of(stage))
+        total = sums_by_name(x.bytes(self.layout.element) for x in self.state_of(stage))
         total["optimizer"] -= self.layout.wide * self.owned_words(stage)
         kept = self.in_flight(stage) * self.blocks_of(stage) / self.layout.chunks * self.layers.block.kept
         scores = self.layers.last.layers[-1].kept if stage == self.layout.pp - 1 else 0
@@ -159,7 +159,7 @@ class TrainingStep:
         handed = self._handovers(stage) * self.layout.rows(self.shape.sequence) * self.shape.hidden
         moved = [{kind: m * number * n for kind, n in x.words.items()} for x, number in self._on(stage)]
         moved += [{"pipeline": m * handed, "owners": 2 * (t - 1) / t * self.owned_words(stage)}]
-        words = added(moved + [x.moved(m) for x in self.state_of(stage)])
+        words = sums_by_name(moved + [x.moved(m) for x in self.state_of(stage)])
         return {kind: number for kind, number in words.items() if number}
 
     def _handovers(self, stage: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from plain_models import BLOCKS, GPT, HEADS, HIDDEN, SAMPLES, gpt_table, own_samples, tokens  # noqa: E402
 
-from pdgemm.planning.models.model_layers import added  # noqa: E402
+from pdgemm.planning.models.model_layers import sums_by_name  # noqa: E402
 from pdgemm.planning.models.model_shape import ModelShape  # noqa: E402
 from pdgemm.planning.models.training_layout import TrainingLayout  # noqa: E402
 from pdgemm.planning.models.training_step import TrainingStep  # noqa: E402
@@ -57,6 +57,6 @@ def test_words_of_a_step_are_those_of_its_plan(comm: Any, monkeypatch: pytest.Mo
         counted = {kind: x.words_received for kind, x in mesh.traffic.items() if x.words_received}
         del counted["decisions"]
         assert counted == plan.words_of(mesh.index("pp")), (layout, tied)
-        kept = added(x.layout.bytes(x.line.rank, 2) for x in run.storages)
+        kept = sums_by_name(x.layout.bytes(x.line.rank, 2) for x in run.storages)
         assert kept.items() <= plan.bytes_of(mesh.index("pp")).items(), (layout, tied)
         mesh.free()

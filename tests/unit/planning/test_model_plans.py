@@ -13,7 +13,6 @@ from planned_models import A100, GPT3, H100, SMALL
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.planning.models import published_rows
-from pdgemm.planning.models.model_layers import layers_of
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
@@ -104,13 +103,13 @@ def test_what_layers_keep() -> None:
     s, h, a, t = GPT3.sequence, GPT3.hidden, GPT3.heads, 8
     scales = 2 * 2 * s  # of two norms, of 16 bits for each row, which the formulas leave out
     early = TrainingLayout(tp=t, fused=False, dropout=True)
-    assert layers_of(GPT3, early).block.kept == pytest.approx((s * h * (34 + 5 * a * s / h) + scales) / t)
+    assert GPT3.layers_in(early).block.kept == pytest.approx((s * h * (34 + 5 * a * s / h) + scales) / t)
     apart = replace(early, sequence=False)
-    assert layers_of(GPT3, apart).block.kept == pytest.approx(s * h * (10 + (24 + 5 * a * s / h) / t) + scales)
-    assert layers_of(GPT3, replace(apart, recompute="full")).block.kept == 2 * s * h
-    assert layers_of(GPT3, replace(early, recompute="selective")).block.kept == pytest.approx((34 * s * h + scales) / t)
-    whole = layers_of(GPT3, replace(early, autograd=True)).block.kept  # inputs of two linear layers, as gathered
-    assert whole - layers_of(GPT3, early).block.kept == pytest.approx(4 * s * h * (1 - 1 / t))
+    assert GPT3.layers_in(apart).block.kept == pytest.approx(s * h * (10 + (24 + 5 * a * s / h) / t) + scales)
+    assert GPT3.layers_in(replace(apart, recompute="full")).block.kept == 2 * s * h
+    assert GPT3.layers_in(replace(early, recompute="selective")).block.kept == pytest.approx((34 * s * h + scales) / t)
+    whole = GPT3.layers_in(replace(early, autograd=True)).block.kept  # inputs of two linear layers, as gathered
+    assert whole - GPT3.layers_in(early).block.kept == pytest.approx(4 * s * h * (1 - 1 / t))
 
 
 def test_bad_values() -> None:
