@@ -100,7 +100,7 @@ class TrainingCase:
 
     def plan(self, machine: Machine) -> ModelPlan:
         """Return the plan of this case on a machine.  Raises ArgumentError where its layout is not possible."""
-        layout = TrainingLayout(dtype=self.dtype)
+        layout = TrainingLayout(dtype=self.dtype, autograd=True)
         if self.layout == AUTO or self.layout in AXES:
             for plan in LayoutSearch(self.shape, self.batch, self.ranks, machine, fixed=layout).best(_ALL).best:
                 if self.layout == AUTO or getattr(plan.layout, self.layout) == self.ranks:
