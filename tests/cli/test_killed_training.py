@@ -19,7 +19,6 @@ import plain_models  # noqa: E402
 from pdgemm.support.launcher import outside_job  # noqa: E402
 
 pytestmark = [jobs.needs_mpiexec, pytest.mark.timeout(900)]
-STEPS_OF_A_JOB = 12
 PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -47,26 +46,27 @@ for step in range(run.steps, int(last)):
 
 @pytest.mark.parametrize(
     ("kills", "ending"),
-    [(2, "h5"), (1, "safetensors"), *(pytest.param(20, x, marks=thorough) for x in ("h5", "safetensors"))],
+    [(2, "h5"), *(pytest.param(20, x, marks=thorough) for x in ("h5", "safetensors"))],
 )
 def test_a_killed_job_continues_on_another_mesh(tmp_path: Path, kills: int, ending: str) -> None:
     """kill -9 of a rank at any moment, also while it saves or loads: no saved step is lost, and none differs."""
     path, program, rng = tmp_path / f"x.{ending}", tmp_path / "train.py", random.Random(kills)
     program.write_text(PROGRAM)
-    last = STEPS_OF_A_JOB * (kills + 1)
-    expected, _ = plain_models.in_one_process(plain_models.GPT, last)
     printed = saved = 0  # steps that are printed, and the most that can be saved: a job may save one and not print it
+    losses = dict[int, float]()
     for job in range(kills + 1):
-        axis, zero = ("dp", "tp", "pp", "cp")[job % 4], str((job + 1) % 4)
-        command = jobs.python(2, program, Path(plain_models.__file__).parent, path, axis, zero, str(last))
+        axis, zero, last = ("dp", "tp", "pp", "cp")[job % 4], (job + 1) % 4, 10_000 if job < kills else saved + 3
+        command = jobs.python(2, program, Path(plain_models.__file__).parent, path, axis, str(zero), str(last))
         lines = killed(command, rng) if job < kills else jobs.run(command).stdout.splitlines()[1:]
         for number, line in enumerate(lines):
             step, loss = int(line.split()[0]), float(line.split()[1])
+            losses[step] = loss
             assert step == printed if number else printed <= step <= saved
-            assert abs(loss - expected[step][0]) <= 1e-12 * loss, (axis, step)
             printed = saved = step + 1
         saved += 1
     assert printed == last
+    expected, _ = plain_models.in_one_process(plain_models.GPT, last)
+    assert all(abs(loss - expected[step][0]) <= 1e-12 * loss for step, loss in losses.items())
     assert [x.name for x in tmp_path.iterdir() if "partial" in x.name] == []
 
 
@@ -76,7 +76,7 @@ def killed(command: list[str], rng: random.Random) -> list[str]:
     try:
         assert job.stdout is not None
         ranks = job.stdout.readline().split()
-        lines = [job.stdout.readline() for _ in range(rng.randrange(STEPS_OF_A_JOB // 3))]
+        lines = [job.stdout.readline() for _ in range(rng.randrange(4))]
         time.sleep(rng.uniform(0, 0.25))
         os.kill(int(rng.choice(ranks)), signal.SIGKILL)
         lines += job.communicate(timeout=60)[0].splitlines()
