@@ -118,7 +118,8 @@ class WholeTensors:
                     elif (tensor and not x.dim()) or isinstance(x, (int, float)):
                         numbers[-1][key] = [x.item()] if tensor else x
                     elif x is not None:
-                        raise ArgumentError(f"{key!r} of the optimizer has no shape of a parameter, but is {x!r:.60}")
+                        what = f"{key!r} of {type(optimizer).__name__} is {getattr(x, 'shape', x)!r:.60}"
+                        raise ArgumentError(f"{what}: states have numbers, and tensors of the shapes of parameters")
         return numbers
 
     def restart(self, optimizers: Optimizers, kept: Iterable[str], numbers: list[dict[str, Any]]) -> None:
