@@ -478,7 +478,7 @@ def test_a_loader_of_torch_continues_with_another_number_of_replicas(comm: Any, 
 
 @pytest.mark.on_ranks(2, 4)
 def test_owners_of_whole_matrices_and_several_rules(comm: Any, shared_tmp_path: Path) -> None:
-    """Three meshes in turn, with owners along tp, parameters that arrive late, and a loss scale, have one run's losses."""
+    """Three meshes in turn, with owners along tp, late parameters and a loss scale, have the losses of one run."""
     adamw, momentum = (
         partial(torch.optim.AdamW, lr=1e-2), partial(torch.optim.SGD, lr=1e-2, momentum=0.9),
     )  # fmt: skip
