@@ -73,7 +73,7 @@ def in_one_process(name: str) -> tuple[list[tuple[float, float]], dict[str, Any]
 
 def meshes(size: int) -> list[dict[str, int]]:
     """Return meshes of a number of ranks along one axis or two."""
-    pairs = [{a: 2, b: 2} for a, b in ("dp,tp", "dp,pp", "tp,pp", "dp,cp")] if size == 4 else []
+    pairs = [{"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}, {"dp": 2, "cp": 2}] if size == 4 else []
     return [*pairs, *({axis: size} for axis in ("dp", "tp", "pp", "cp") if size < 3 or axis != "tp")]
 
 
