@@ -144,7 +144,7 @@ def test_parts_at_boundaries_of_parameters() -> None:
     words, units = (500, 30, 500, 10, 500, 7, 1, 0, 90), (0, 0, 0, 0, 1, 1, 1, 1, 1)
     for d in (1, 2, 3, 5, 8):
         names = tuple(f"x{k}" for k in range(9))
-        layout = FlatShards(names, words, units, (1, 1), d, 2, np.dtype("d"), owners_of(words, d))
+        layout = FlatShards(names, words, units, (1, 1), d, 2, np.dtype("d"), owners=owners_of(words, d))
         sizes = [layout.bytes(index, 0)["gradients"] // 8 for index in range(d)]
         assert sum(sizes) == sum(words) and max(sizes) <= sum(words) / d + max(words)
         for bucket in layout.buckets:
