@@ -9,6 +9,7 @@ what `help("topics")` shows: 466,000 bytes.
 import argparse
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -37,15 +38,18 @@ def model_of(options):
 
 
 def begun(options, comm=None):
-    """Return the model on its mesh, with its optimizer.  Collective."""
+    """Return the model on its mesh, and its optimizers.  Collective."""
     mesh = Mesh(comm, dp=options.dp, tp=options.tp, pp=options.pp, cp=options.cp)
     how = {name: getattr(options, name) for name in ("zero", "schedule", "microbatches", "chunks", "recompute")}
-    run = distribute(model_of(options), mesh, table(options.heads), blocks="blocks", **how)
+    muon, adamw = options.optimizer == "muon", partial(torch.optim.AdamW, betas=(0.9, 0.95))
+    run = distribute(model_of(options), mesh, table(options.heads), blocks="blocks", whole=muon, **how)
+    of_matrices = partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw") if muon else adamw
+    rules = {"*norm*": adamw, "blocks.*.weight": of_matrices, "*": adamw}
     decays = {pattern: {"weight_decay": 0.0} for pattern in ("*norm*", "*bias")}  # only matrices decay
-    return run, run.optimizer(torch.optim.AdamW, decays, lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    return run, run.optimizer(rules, decays, lr=options.rate, weight_decay=0.1)
 
 
-def steps(options, run, optimizer):
+def steps(options, run, optimizers):
     """Yield the number of each step, after it, and the batch of this replica.  Collective."""
     text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
     samples = np.lib.stride_tricks.sliding_window_view(text, options.sequence + 1)  # of one byte more, for labels
@@ -55,7 +59,8 @@ def steps(options, run, optimizer):
     for step in range(run.steps, last):
         rows = np.array_split(sampler.rows(step), run.mesh.length("dp"))[run.mesh.index("dp")]
         own = torch.from_numpy(samples[rows].astype(np.int64))
-        for group in optimizer.param_groups:  # the rate grows for a tenth of the steps, and then falls by a cosine
+        # the rate grows for a tenth of the steps, and then falls by a cosine
+        for group in (x for rule in optimizers for x in rule.param_groups):
             group["lr"] = options.rate * min(10 * (step + 1) / last, (1 + math.cos(math.pi * step / last)) / 2)
         run.step(*(batch := (own[:, :-1], own[:, 1:])), clip=1.0)
         if options.state and ((step + 1) % options.every == 0 or step + 1 == last):
@@ -66,8 +71,8 @@ def steps(options, run, optimizer):
 def training(words, comm=None):
     """Yield the run after each step: what `pdgemm scaling --train` measures.  Collective over comm."""
     options = parsed(words)
-    run, optimizer = begun(options, comm)
-    for _ in steps(options, run, optimizer):
+    run, optimizers = begun(options, comm)
+    for _ in steps(options, run, optimizers):
         yield run
 
 
@@ -93,8 +98,8 @@ def sample(options, run, count=200):
 
 def main(*words):
     options = parsed(words)
-    run, optimizer = begun(options)
-    for step, batch in steps(options, run, optimizer):
+    run, optimizers = begun(options)
+    for step, batch in steps(options, run, optimizers):
         if run.mesh.rank == 0 and step % options.show == 0:
             print(f"step {step}: loss {run.report.loss:.4f}, norm of the gradients {run.report.norm:.4f}")
         if options.report and step == options.steps:
@@ -112,6 +117,7 @@ def parsed(words):
     add("--schedule", default="1f1b", help="gpipe, 1f1b, interleaved or zero_bubble")
     add("--chunks", type=int, default=1, help="parts of a stage, for interleaved")
     add("--recompute", default="none", help="in the backward pass: none, attention or blocks")
+    add("--optimizer", default="adamw", choices=["adamw", "muon"], help="of the matrices of blocks")
     add("--dtype", default="float32", choices=["bfloat16", "float32", "float64"], help="of parameters")
     sizes = {"layers": 4, "hidden": 128, "heads": 4, "sequence": 128, "vocabulary": 256, "batch": 16, "microbatches": 1}
     for name, default in {**sizes, "seed": 0, "steps": 100, "show": 10, "every": 100}.items():
