@@ -72,10 +72,7 @@ def test_words_of_tensor_parallel_layers(t: int, sequence: bool, recompute: Any)
 
 
 def test_the_bytes_and_words_of_zero() -> None:
-    """18 bytes of a parameter with 16 bits, and what ZeRO divides; words are those of ZeRO's section 7.
-
-    With stages 2 and 3 each microbatch is reduced, and a tied table is gathered by both of its layers.
-    """
+    """18 bytes with 16 bits; words of ZeRO's section 7, with 2 and 3 of each microbatch; a tied table has two users."""
     words, share, table = GPT3.parameters, 7 / 8 * GPT3.parameters, 7 / 8 * GPT3.vocabulary * GPT3.hidden
     for zero, m, size, gradients, parameters in (
         (0, 1, 18, 2, 0), (1, 1, 6 + 12 / 8, 1, 1), (2, 1, 2 + 16 / 8, 1, 1), (3, 1, 18 / 8, 1, 2),

@@ -14,10 +14,6 @@ from pdgemm.planning.models.model_plan import NETWORK, NODE, ModelPlan
 from pdgemm.planning.models.training_layout import TrainingLayout
 
 
-def words_of_stage(plan: ModelPlan) -> int:
-    return sum(x.words for x in plan.state_of(0))
-
-
 def test_muon_takes_the_time_of_its_owners() -> None:
     """8 layers of 4 matrices: (4 n m^2 + 2 m^3) flops in each step of its own; one moment, and words along tp."""
     rate, size, matrices = 1e9, SMALL.hidden, 8 * 12 * SMALL.hidden**2
@@ -33,14 +29,11 @@ def test_muon_takes_the_time_of_its_owners() -> None:
 
 
 def test_the_bytes_of_an_update() -> None:
-    """Adam reads a gradient and reads and writes three numbers; the norm reads, clipping reads and writes gradients.
-
-    With 16 bits gradients are also copied to 32 bits, unscaled, and parameters are copied back: 6, 8 and 6 bytes.
-    """
+    """Of Adam, the norm, clipping; with 16 bits of copies of gradients, of their scale, and of copies of parameters."""
     memory = 2 * A100.copy_bandwidth
     for dtype, size in (("float32", 4 * (7 + 1 + 2)), ("bfloat16", 4 * (7 + 1 + 2) + 6 + 8 + 6)):
         plan = ModelPlan(GPT3, TrainingLayout(tp=2, dtype=dtype), 8, A100)
-        assert plan.seconds["optimizer"] == pytest.approx(words_of_stage(plan) * size / memory), dtype
+        assert plan.seconds["optimizer"] == pytest.approx(sum(x.words for x in plan.state_of(0)) * size / memory), dtype
 
 
 def test_each_collective_has_its_links() -> None:
@@ -118,6 +111,6 @@ def test_gradients_that_are_added_apart(dtype: str, size: int) -> None:
         plan, apart = (
             ModelPlan(GPT3, TrainingLayout(tp=2, pp=pp, dtype=dtype, apart=x), m, A100) for x in (False, True)
         )
-        sums = (m - 1) * words_of_stage(plan) * size / (2 * A100.copy_bandwidth)
+        sums = (m - 1) * sum(x.words for x in plan.state_of(0)) * size / (2 * A100.copy_bandwidth)
         assert apart.seconds.get("sums", 0) == pytest.approx(sums) and "sums" not in plan.seconds
         assert apart.step_seconds - plan.step_seconds == pytest.approx((1 + float(plan.bubble)) * sums)
