@@ -339,7 +339,7 @@ MUTANTS = [
            "torch.empty_like(part).index_copy_(0, self.order, part)", "part.clone()", (TRAINED,)),
     Mutant("training: the gradients of a tied table are not summed over both ends", "divide_parameters",
            "axes += [_ENDS] * (len(stages) > 1)", "axes += []", (TRAINED,)),
-    Mutant("training: parameters that ranks along tp have in common count twice in the norm", "Run.step",
+    Mutant("training: parameters that ranks along tp have in common count twice in the norm", "Run._reduced",
            "x.squares() / x.copies", "x.squares()", (f"4 {R}training/test_meshes.py",)),
     Mutant("training: a step does not wait for the last reductions", "Storage.finish",
            "self.line.mesh.transfers.wait(group)", "pass", (TRAINED,)),

@@ -125,7 +125,7 @@ class LayerKinds:
         )
 
     def experts(self, number: int, topk: int, ffn: int, gates: int) -> list[Layer]:
-        """Return a router and linear layers of experts, to which tokens travel along ep, and from which they return."""
+        """Return a router and linear layers of experts, to which tokens are sent along ep, and which send them back."""
         t, h, e, rows, ep, taken = self.t, self.h, self.e, self.rows, self.how.ep, self.tokens * topk
         travels = {"experts": (ep - 1) / ep * rows * topk * h}
         to = {"rows": h * number, "experts": number * gates * (h + self.biases) * ffn}

@@ -55,7 +55,7 @@ class ModelPlan(TrainingStep):
         }
 
     def link(self, kind: str) -> str:
-        """Return whether the words of a kind stay inside a node, or travel over the network."""
+        """Return whether the words of a kind stay inside a node, or are sent over the network."""
         return NETWORK if self.machine.away(*self._lines[kind][:2], self.layout.ranks) else NODE
 
     def transfer(self, kind: str, nbytes: float) -> float:

@@ -1,4 +1,4 @@
-"""The sizes of a transformer, and what follows from them alone: its parameters and the flops of a step."""
+"""The sizes of a transformer, and what follows from them: its parameters and the flops of a step."""
 
 from __future__ import annotations
 

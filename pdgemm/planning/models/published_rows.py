@@ -111,7 +111,7 @@ def _fastest(row: dict[str, str], machine: Machine) -> TrainingLayout:
 
 
 def kept_bytes() -> Iterator[PublishedRow]:
-    """Yield the activations of Korthikanti's figures 1 and 7: GiB, and percent of those of tensor parallelism alone."""
+    """Yield the activations of Korthikanti's figures 1 and 7: GiB, and percent of those of tensor parallelism."""
     a100, kinds = accelerator("a100-80"), {
         "activation_gib_tp_only": ("none", False), "activation_gib_seqpar_selective": ("selective", True),
         "act_percent_seqpar": ("none", True), "act_percent_selective": ("selective", False),
