@@ -18,6 +18,7 @@ from pdgemm.training.layers.placements import Division, ModulePlacement
 from pdgemm.training.stages import Chain
 from pdgemm.training.storage import Storage
 
+_LISTS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 _ENDS = "ends"  # the axis of the first and the last stage of a pipeline
 
 
@@ -143,9 +144,16 @@ def _units(members: Mapping[str, DividedParameter], model: nn.Module, stage: int
 
 
 def unit_of(model: nn.Module, module: str) -> str:
-    """Return the module whose parameters become whole together with those of `module`: a block of a list, or itself."""
+    """Return the module whose parameters become whole together with those of `module`, before its forward pass.
+
+    A block of a list, or else the largest module without lists, which may use parameters of its modules by itself.
+    """
     names = module.split(".")
-    for at in range(1, len(names)):
-        if isinstance(model.get_submodule(".".join(names[:at])), (nn.ModuleList, nn.Sequential)):
-            return ".".join(names[: at + 1])
+    for at in range(1, len(names) + 1):
+        unit = ".".join(names[:at])
+        within, parent = model.get_submodule(unit), model.get_submodule(".".join(names[: at - 1]))
+        if type(within).forward is nn.Module.forward:  # a container, which is not called
+            continue
+        if (at > 1 and isinstance(parent, _LISTS)) or not any(isinstance(x, _LISTS) for x in within.modules()):
+            return unit
     return module

@@ -256,6 +256,38 @@ def test_a_perceptron_in_few_lines(comm: Any) -> None:
     mesh.free()
 
 
+class Entangled(torch.nn.Module):
+    """Attention that uses the matrices of its own layers, and layers in a dictionary that is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.head = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.nn.Linear(8, 3)
+        self.blocks = torch.nn.ModuleList([torch.nn.ModuleDict({"up": torch.nn.Linear(8, 8)}) for _ in range(2)])
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = x + block["up"](x)  # type: ignore[index]
+        return self.head(self.attention(x, x, x)[0])
+
+
+def test_parameters_that_other_modules_use(comm: Any) -> None:
+    """With ZeRO 3 they are whole when they are used."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 5, 8, generator=generator), torch.randn(6, 5, 3, generator=generator)
+    model, mesh = Entangled(), Mesh(comm, dp=-1)
+    run = distribute(Entangled(), mesh, loss=torch.nn.functional.mse_loss, zero=3)
+    run.optimizer(torch.optim.SGD, lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        assert abs(run.step(*own_samples(mesh, (x, y))) - float(loss.detach())) <= 1e-14
+    mesh.free()
+
+
 def test_options_of_groups_of_parameters(comm: Any) -> None:
     """Only matrices decay, as with two groups of torch's optimizer."""
     model = GPT()
