@@ -1,1 +1,1 @@
-"""Training on several ranks as values: the mesh of ranks; the storage of parameters, gradients and optimizer state."""
+"""Training on several ranks as values: the mesh, pipelines, the positions of ranks, and shards of parameters."""
