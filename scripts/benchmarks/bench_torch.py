@@ -61,8 +61,8 @@ def step(comm: Any, hidden: int = 256, length: int = 128, samples: str = "8,16,3
     for number in map(int, samples.split(",")):
         x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, length)))
         make, works = transformer(hidden, length, layers), dict[str, Work]()
-        for name, how in {"zero 0": {}, "zero 2": {"zero": 2}, "zero 2, lazy": {"zero": 2, "lazy": True}}.items():
-            run = distribute(make(), Mesh(comm, dp=-1), **how)
+        for name, zero, lazy in (("zero 0", 0, False), ("zero 2", 2, False), ("zero 2, lazy", 2, True)):
+            run = distribute(make(), Mesh(comm, dp=-1), zero=zero, lazy=lazy)
             run.optimizer(torch.optim.AdamW, lr=1e-3)
             works[name] = partial(run.step, x, x)
         words = run.expected()["gradients"].words_received + run.expected()["parameters"].words_received
