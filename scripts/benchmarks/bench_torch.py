@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -27,26 +29,22 @@ def modules(comm: Any, hidden: int = 256, length: int = 128, samples: int = 8, l
     import torch
     import torch.distributed as dist
 
-    from pdgemm.training import Columns, Mesh, Positions, Rows, Sequence, Vocabulary, distribute
+    from pdgemm.training import Mesh, distribute
 
     torch.set_num_threads(1)
     port = comm.bcast(20000 + os.getpid() % 20000)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size)
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (samples, length)))
     own = x.tensor_split(comm.size)[comm.rank]
-    table = {
-        "embedding": Vocabulary(), "position": Positions(), "*.qkv": Columns(parts=3, heads=HEADS), "*.out": Rows(),
-        "*.up": Columns(), "*.down": Rows(), "*norm*": Sequence(), "head": Vocabulary(),
-    }  # fmt: skip
     make = transformer(hidden, length, layers)
     replicas = distribute(make(), Mesh(comm, dp=-1))
-    parts = distribute(make(), Mesh(comm, tp=-1), table)
+    parts = distribute(make(), Mesh(comm, tp=-1), example("train").table(HEADS))
     for run in (replicas, parts):
         run.optimizer(torch.optim.AdamW, lr=1e-3)
     works = {
         "DistributedDataParallel": plain_step(torch.nn.parallel.DistributedDataParallel(make()), own),
-        "dp": lambda: replicas.step(own),
-        "tp": lambda: parts.step(x),
+        "dp": lambda: replicas.step(own, own),
+        "tp": lambda: parts.step(x, x),
         "one process": alone(comm, plain_step(make(), x)),
     }
     yield Case(f"{layers} layers of {hidden}, {samples} samples of {length} tokens", works)
@@ -63,11 +61,11 @@ def step(comm: Any, hidden: int = 256, length: int = 128, samples: str = "8,16,3
     for number in map(int, samples.split(",")):
         x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, length)))
         make, works = transformer(hidden, length, layers), dict[str, Work]()
-        for zero in (0, 2):
-            run = distribute(make(), Mesh(comm, dp=-1), zero=zero)
+        for name, zero, lazy in (("zero 0", 0, False), ("zero 2", 2, False), ("zero 2, lazy", 2, True)):
+            run = distribute(make(), Mesh(comm, dp=-1), zero=zero, lazy=lazy)
             run.optimizer(torch.optim.AdamW, lr=1e-3)
-            works[f"zero {zero}"] = partial(run.step, x)
-        words = run.expected(x)["gradients"].words_received + run.expected(x)["parameters"].words_received
+            works[name] = partial(run.step, x, x)
+        words = run.expected()["gradients"].words_received + run.expected()["parameters"].words_received
         works |= {"alone": plain_step(make(), x), "exchange": exchange(comm, words)}
         yield Case(f"{layers} layers of {hidden}, {number} samples of {length} tokens on each rank", works)
 
@@ -87,7 +85,7 @@ def plain_step(model: Any, x: Any) -> Work:
 
     def step() -> None:
         optimizer.zero_grad()
-        model(x).backward()
+        model(x, x).backward()
         optimizer.step()
 
     return step
@@ -110,40 +108,20 @@ def alone(comm: Any, step: Work) -> Work:
 
 
 def transformer(hidden: int, length: int, layers: int) -> Any:
-    """Return a function that makes GPT-2 of these sizes, which returns the loss of predicting its own input."""
+    """Return a function that makes the GPT of the documentation, with the same parameters in each call."""
     import torch
-    import torch.nn.functional as F
-    from torch import nn
 
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-            self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-            self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+    def make() -> Any:
+        torch.manual_seed(0)
+        return example("model").GPT(layers, hidden, HEADS, length, tied=False)
 
-        def forward(self, x: Any) -> Any:
-            features = self.qkv(self.norm1(x)).chunk(3, -1)
-            q, k, v = (y.unflatten(-1, (-1, hidden // HEADS)).transpose(1, 2) for y in features)
-            x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-            return x + self.down(F.gelu(self.up(self.norm2(x))))
+    return make
 
-    class GPT(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.embedding, self.position = nn.Embedding(256, hidden), nn.Embedding(length, hidden)
-            self.blocks = nn.ModuleList(Block() for _ in range(layers))
-            self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, 256, bias=False)
 
-        def forward(self, ids: Any) -> Any:
-            x = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
-            for block in self.blocks:
-                x = block(x)
-            scores = self.head(self.norm(x))
-            return F.cross_entropy(scores.view(-1, scores.size(-1)), ids.view(-1))
-
-    return GPT
+def example(module: str) -> Any:
+    """Return a module of docs/examples/gpt."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt"))
+    return __import__(module)
 
 
 if __name__ == "__main__":
