@@ -165,7 +165,7 @@ def test_all_spans_have_colours_that_differ() -> None:
     from matplotlib.colors import to_rgba
 
     named = {"redistribute" if name == "moved" else name for name in (*PHASES, *OUTSIDE)}
-    assert named | {"transfer"} == SPANS.keys()
+    assert named | {"reduce", "transfer"} == SPANS.keys()
     seen = {name: [x * a + 1 - a for x in rgb] for name, (color, *_) in SPANS.items() for *rgb, a in [to_rgba(color)]}
     for one, other in combinations(seen, 2):
         assert max(abs(x - y) for x, y in zip(seen[one], seen[other])) > 0.1, (one, other)

@@ -25,7 +25,7 @@ MOST_SPANS = 20_000  # the most spans of a timeline that are drawn: more than a 
 SPANS = {
     "verify": ("#a6761d", -0.4, 0.5), "redistribute": ("#009E73", -0.4, 0.5), "read": ("#CC79A7", -0.4, 0.5),
     "write": ("#000000", -0.4, 0.5), "plan": ("#F0E442", -0.4, 0.5), "product": ("#0072B2", -0.4, 0.5),
-    "batch": ("#003f63", -0.4, 0.5), "epilogue": ("#7b5ea7", -0.4, 0.5),
+    "batch": ("#003f63", -0.4, 0.5), "epilogue": ("#7b5ea7", -0.4, 0.5), "reduce": ("#66c2a5", -0.4, 0.5),
     "pack": ("#56B4E9", -0.4, 0.5), "post": ("#444444", -0.4, 0.5), "wait": ("#E69F00", -0.4, 0.5),
     "sync": ("#D55E00", -0.4, 0.5), "transfer": ("#88888888", 0.14, 0.26),
 }  # fmt: skip
