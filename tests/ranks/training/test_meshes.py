@@ -133,7 +133,7 @@ def test_a_gpt_on_every_mesh(comm: Any, part: int) -> None:
         table = gpt_table(options.pop("sequence"))
         run, results = trained(comm, make, table, mesh, blocks="blocks", **options)
         expected = run.expected(*own_samples(run.mesh, tokens(0)))
-        assert {*run.expected()} < {*expected} and run.report.loss == results[-1][0]
+        assert {*run.expected()} <= {*expected} and run.report.loss == results[-1][0]
         for kind in {*run.mesh.traffic, *expected}:
             assert run.report.traffic.get(kind, Traffic()) == expected.get(kind, Traffic()), (kind, how)
             assert run.mesh.traffic[kind] == sum([expected.get(kind, Traffic())] * STEPS, Traffic()), (kind, how)
