@@ -24,7 +24,7 @@ from pdgemm.planning.machines.machine import Machine, on_nodes
 from pdgemm.planning.machines.simulator import MOST_PAIRED, words_between
 from pdgemm.planning.question import Question
 from pdgemm.support.text import in_bytes, in_seconds
-from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, TRAINING, About, Profile, Rank, Spent
+from pdgemm.tools.profiling.profile import OUTSIDE, PHASES, About, Profile, Rank, Spent
 from pdgemm.tools.studies import figures, pictures, plot, records
 from pdgemm.tools.studies.cases import cases
 from pdgemm.tools.studies.curves import read_all
@@ -164,7 +164,7 @@ def test_all_spans_have_colours_that_differ() -> None:
     """Colours of any two kinds of spans differ on white, including spans of training, pipelines and `--verify`."""
     from matplotlib.colors import to_rgba
 
-    named = {"redistribute" if name == "moved" else name for name in (*PHASES, *OUTSIDE, *TRAINING)}
+    named = {"redistribute" if name == "moved" else name for name in (*PHASES, *OUTSIDE)}
     assert named | {"F", "B", "W", "transfer"} == SPANS.keys()
     seen = {name: [x * a + 1 - a for x in rgb] for name, (color, *_) in SPANS.items() for *rgb, a in [to_rgba(color)]}
     for one, other in combinations(seen, 2):

@@ -23,11 +23,11 @@ BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linew
 MOST_SPANS = 20_000  # the most spans of a timeline that are drawn: more than a picture can resolve
 # spans of a timeline: colour, upper edge and height in the row of the rank; later entries cover earlier ones
 SPANS = {
-    "forward": ("#cfe6f5", -0.4, 0.5), "backward": ("#fbe3b8", -0.4, 0.5), "verify": ("#a6761d", -0.4, 0.5),
+    "verify": ("#a6761d", -0.4, 0.5),
     "F": ("#a6cee3", -0.4, 0.5), "B": ("#fdbf6f", -0.4, 0.5), "W": ("#9e9ac8", -0.4, 0.5),
     "redistribute": ("#009E73", -0.4, 0.5), "read": ("#CC79A7", -0.4, 0.5), "write": ("#000000", -0.4, 0.5),
     "plan": ("#F0E442", -0.4, 0.5), "product": ("#0072B2", -0.4, 0.5), "batch": ("#003f63", -0.4, 0.5),
-    "epilogue": ("#7b5ea7", -0.4, 0.5), "reduce": ("#66c2a5", -0.4, 0.5), "optimizer": ("#8b1a4a", -0.4, 0.5),
+    "epilogue": ("#7b5ea7", -0.4, 0.5),
     "pack": ("#56B4E9", -0.4, 0.5), "post": ("#444444", -0.4, 0.5), "wait": ("#E69F00", -0.4, 0.5),
     "sync": ("#D55E00", -0.4, 0.5), "transfer": ("#88888888", 0.14, 0.26),
 }  # fmt: skip
