@@ -87,6 +87,8 @@ def distribute(
         placements = _matched(model, dict(table or {}), mesh)
         as_name(recompute, "recompute", RECOMPUTE)
         plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
+        if mesh.shape.ep > 1 and not hybrid and not any(isinstance(x, Experts) for x in placements.values()):
+            raise ArgumentError(f"ep {mesh.shape.ep} divides experts, and no MixtureOfExperts is placed by Experts")
         if hybrid and not zero:
             raise ArgumentError("hybrid says which ranks divide the state of a model, and with zero = 0 none do")
         if not blocks and (plan.stages > 1 or recompute == "blocks"):
@@ -161,8 +163,6 @@ def _check_modules(
     for name, x in model.named_parameters():
         if not x.is_floating_point():
             raise ArgumentError(f"{name!r} has the type {x.dtype}: parameters are real floating-point numbers")
-    if shape.ep > 1 and not any(isinstance(x, Experts) for x in placements.values()):
-        raise ArgumentError(f"ep {shape.ep} divides experts, and no MixtureOfExperts is placed by Experts")
     for name, module in model.named_modules():
         what, several = f"{name!r}, a {type(module).__name__},", shape.size > 1 or microbatches > 1
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and several:

@@ -16,7 +16,7 @@ from pdgemm.schedules.training.pipeline_orders import pipeline_kind
 
 Recompute = Literal["none", "selective", "full"]
 Optimizer = Literal["adamw", "muon"]
-_SHORT = {"dp", "tp", "pp", "cp", "ep", "zero", "microbatch", "chunks", "recompute", "schedule", "autograd"}
+_SHORT = {"dp", "tp", "pp", "cp", "ep", "zero", "microbatch", "chunks", "recompute", "schedule"}
 _READ: dict[Any, Any] = {"int": int, "bool": {"yes": True, "true": True, "no": False, "false": False}.__getitem__}
 
 

@@ -42,7 +42,7 @@ def record(
     copies = {name: _whole(x).detach().cpu().clone().contiguous() for name, x in (tensors or {}).items()}
     Path(folder).mkdir(parents=True, exist_ok=True)
     with (Path(folder) / f"rank-{rank}.jsonl").open("a") as file:
-        print(json.dumps(line, default=lambda x: x.item()), file=file)
+        file.write(json.dumps(line, default=lambda x: x.item()) + "\n")
     if copies:
         save_file(copies, Path(folder) / f"rank-{rank}.step-{step}.safetensors")
 

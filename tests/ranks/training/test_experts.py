@@ -10,8 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from plain_models import GPT, HIDDEN, gpt_table, own_samples  # noqa: E402
-from test_meshes import check, float64, trained  # noqa: E402
-from test_refused_models import refused  # noqa: E402
+from trained_models import check, float64, refused, trained  # noqa: E402
 
 from pdgemm.errors import ArgumentError, MeshError  # noqa: E402
 from pdgemm.training import Experts, Mesh, MixtureOfExperts, Replicated, distribute  # noqa: E402

@@ -12,9 +12,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 import plain_models as plain  # noqa: E402
-import test_states  # noqa: E402
 from plain_models import own_samples  # noqa: E402
-from test_meshes import float64  # noqa: E402
+from trained_models import GPT2_NAMES, LLAMA_NAMES, float64  # noqa: E402
 
 from pdgemm.training import Columns, Gathered, Mesh, Named, Positions, Rows, Sequence, Vocabulary, distribute  # noqa: E402
 from pdgemm.training.layers.scores import Scores  # noqa: E402
@@ -121,10 +120,10 @@ def with_prefix(value: Any) -> Any:
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_files_of_the_library(comm: Any, name: str, shared_tmp_path: Path) -> None:
     """A module of one's own has the loss of the library's model, from its file, and writes that file again."""
-    make, table, names = plain.Llama, plain.LLAMA_TABLE, test_states.LLAMA
+    make, table, names = plain.Llama, plain.LLAMA_TABLE, LLAMA_NAMES
     if name == "gpt2":
         make, table = plain.GPT, plain.gpt_table()
-        names = {key: value and with_prefix(value) for key, value in test_states.GPT2.items()}
+        names = {key: value and with_prefix(value) for key, value in GPT2_NAMES.items()}
     with float64():
         model, (x, labels) = of_the_library(name), plain.tokens(0)
         if comm.rank == 0:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -26,6 +25,7 @@ from plain_models import (  # noqa: E402
     tokens,
 )  # fmt: skip
 from tiers import every_grid, everything  # noqa: E402
+from trained_models import STEPS, check, float64, trained  # noqa: E402
 
 from pdgemm.instrument.recorder import Traffic  # noqa: E402
 from pdgemm.schedules.training.row_collectives import rows_by_rank  # noqa: E402
@@ -33,20 +33,6 @@ from pdgemm.training import Mesh, distribute  # noqa: E402
 from pdgemm.training.training_run import Run  # noqa: E402
 
 pytestmark = pytest.mark.mpi
-STEPS = 3
-
-
-@contextmanager
-def float64() -> Iterator[None]:
-    """Return a block in which new tensors are float64, and torch computes on one thread."""
-    before, threads = torch.get_default_dtype(), torch.get_num_threads()
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -82,26 +68,6 @@ def ways(size: int) -> list[dict[str, Any]]:
     return listed
 
 
-def trained(comm: Any, make: Callable[[], Any], table: Any, mesh: Any, **options: Any) -> tuple[Run, list[Any]]:
-    """Return a run after some steps, and the losses and norms."""
-    mesh = Mesh(comm, **mesh)
-    run = distribute(make(), mesh, table, **options)
-    run.optimizer(torch.optim.AdamW, lr=1e-2)
-    results = [(run.step(*own_samples(mesh, tokens(step)), clip=1.0), run.norm) for step in range(STEPS)]
-    return run, results
-
-
-def check(run: Run, results: list[Any], make: Callable[[], Any], how: Any) -> None:
-    """Compare losses, norms and parameters with those of one process."""
-    expected, parameters = in_one_process(make, STEPS)
-    for (loss, norm), (true_loss, true_norm) in zip(results, expected):
-        assert abs(loss - true_loss) <= 1e-12 * true_loss and abs(norm - true_norm) <= 1e-12 * true_norm, how
-    for name in run.parameters:
-        x = run.whole(name)
-        assert x.shape == parameters[name].shape, (name, how)
-        assert (x - parameters[name]).abs().max() <= 1e-10, (name, how)  # AdamW divides by roots of small squares
-
-
 def allocated(run: Run) -> dict[str, int]:
     """Return the bytes of the tensors that a run keeps between steps."""
     stored = [x for name, x in run.parameters.items() if x.parameter.requires_grad]
@@ -133,7 +99,7 @@ def test_a_gpt_on_every_mesh(comm: Any, part: int) -> None:
         table = gpt_table(options.pop("sequence"))
         run, results = trained(comm, make, table, mesh, blocks="blocks", **options)
         expected = run.expected(*own_samples(run.mesh, tokens(0)))
-        assert {*run.expected()} < {*expected} and run.report.loss == results[-1][0]
+        assert {*run.expected()} <= {*expected} and run.report.loss == results[-1][0]
         for kind in {*run.mesh.traffic, *expected}:
             assert run.report.traffic.get(kind, Traffic()) == expected.get(kind, Traffic()), (kind, how)
             assert run.mesh.traffic[kind] == sum([expected.get(kind, Traffic())] * STEPS, Traffic()), (kind, how)

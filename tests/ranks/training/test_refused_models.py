@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from plain_models import GPT, LENGTH, VOCABULARY, Perceptron, gpt_table, tokens  # noqa: E402
+from trained_models import refused  # noqa: E402
 
 from pdgemm.errors import ArgumentError, DeviceError, MeshError  # noqa: E402
 from pdgemm.training import Columns, Gathered, Mesh, Rows, Sequence, distribute  # noqa: E402
@@ -15,15 +16,6 @@ from pdgemm.training.layers.exchanges import flat_array  # noqa: E402
 from pdgemm.training.layers.scores import Scores  # noqa: E402
 
 pytestmark = pytest.mark.mpi
-
-
-def refused(comm: Any, kind: type[Exception], match: str, model: Any, table: Any = None, **options: Any) -> None:
-    """Check that `distribute` raises the same error on all ranks."""
-    mesh = Mesh(comm, **options.pop("mesh", {"tp": comm.size}))
-    with pytest.raises(kind, match=match) as error:
-        distribute(model, mesh, table, **options)
-    assert len({*comm.allgather(str(error.value))}) == 1
-    mesh.free()
 
 
 def test_tables_that_do_not_fit(comm: Any) -> None:

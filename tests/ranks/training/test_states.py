@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from plain_models import GPT, HEADS, HIDDEN, LLAMA_TABLE, Llama, gpt_table, own_samples, tokens  # noqa: E402
-from test_meshes import float64  # noqa: E402
 from tiers import everything  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from trained_models import GPT2_NAMES, LLAMA_NAMES, float64  # noqa: E402
 
 from pdgemm.errors import ArgumentError, FileError  # noqa: E402
 from pdgemm.io import hdf5  # noqa: E402
@@ -294,31 +294,6 @@ def test_what_cannot_be_saved_leaves_the_former_file(
     assert by_rank_0(comm, path.read_bytes) == before and [*shared_tmp_path.iterdir()] == [path]
 
 
-GPT2 = {
-    "embedding.weight": "wte.weight", "position.weight": "wpe.weight", "norm.*": "ln_f.*",
-    "blocks.*.qkv.weight": Named("h.*.attn.c_attn.weight", transposed=True),
-    "blocks.*.qkv.bias": "h.*.attn.c_attn.bias",
-    "blocks.*.out.weight": Named("h.*.attn.c_proj.weight", transposed=True),
-    "blocks.*.out.bias": "h.*.attn.c_proj.bias",
-    "blocks.*.up.weight": Named("h.*.mlp.c_fc.weight", transposed=True), "blocks.*.up.bias": "h.*.mlp.c_fc.bias",
-    "blocks.*.down.weight": Named("h.*.mlp.c_proj.weight", transposed=True),
-    "blocks.*.down.bias": "h.*.mlp.c_proj.bias",
-    "blocks.*.norm1.*": "h.*.ln_1.*", "blocks.*.norm2.*": "h.*.ln_2.*", "*.attn.bias": None,
-}  # fmt: skip
-LLAMA = {
-    "embedding.weight": "model.embed_tokens.weight", "norm.gain": "model.norm.weight", "head.weight": "lm_head.weight",
-    "blocks.*.norm1.gain": "model.layers.*.input_layernorm.weight",
-    "blocks.*.norm2.gain": "model.layers.*.post_attention_layernorm.weight",
-    "blocks.*.attention.query.weight": "model.layers.*.self_attn.q_proj.weight",
-    "blocks.*.attention.key.weight": "model.layers.*.self_attn.k_proj.weight",
-    "blocks.*.attention.value.weight": "model.layers.*.self_attn.v_proj.weight",
-    "blocks.*.attention.out.weight": "model.layers.*.self_attn.o_proj.weight",
-    "blocks.*.gate.weight": "model.layers.*.mlp.gate_proj.weight",
-    "blocks.*.up.weight": "model.layers.*.mlp.up_proj.weight",
-    "blocks.*.down.weight": "model.layers.*.mlp.down_proj.weight", "*.inv_freq": None,
-}  # fmt: skip
-
-
 def by_rank_0(comm: Any, call: Callable[[], Any]) -> Any:
     """Return the result of a call on rank 0, on all ranks."""
     return comm.bcast(call() if comm.rank == 0 else None)
@@ -348,34 +323,35 @@ def test_files_of_gpt_2(comm: Any, shared_tmp_path: Path, safetensors: Any) -> N
         run = run_of(comm, how)
         for piece in run.updates.parts:
             piece.weights.data.zero_()
-        assert run.load(path, names=GPT2) is None
+        assert run.load(path, names=GPT2_NAMES) is None
         whole = run.state_dict()
         assert not whole or close(whole, plain, 1e-6)
         out = shared_tmp_path / "out.safetensors"
-        run.save(out, names=GPT2)
+        run.save(out, names=GPT2_NAMES)
         written = by_rank_0(comm, lambda: safetensors.load_file(out))  # noqa: B023
         assert {name: x.dtype for name, x in written.items()} == dict.fromkeys(there, torch.float64)
         assert all(torch.equal(x.double(), written[name]) for name, x in there.items())
         run.mesh.free()
-    without = {name: x for name, x in GPT2.items() if name not in ("*.attn.bias", "blocks.*.up.bias")}
+    without = {name: x for name, x in GPT2_NAMES.items() if name not in ("*.attn.bias", "blocks.*.up.bias")}
     run = run_of(comm, how)
     refused(comm, "no pattern for blocks.0.up.bias, .*blocks.3.up.bias", lambda: run.load(path, names=without))
     without["blocks.*.up.bias"] = None
     refused(comm, r": with more .*h.0.mlp.c_fc.bias", lambda: run.load(path, names=without))
-    turned = GPT2 | {"blocks.*.up.weight": "h.*.mlp.c_fc.weight"}
+    turned = GPT2_NAMES | {"blocks.*.up.weight": "h.*.mlp.c_fc.weight"}
     refused(
         comm,
         r"with other h.0.mlp.c_fc.weight \(24, 96\) float32 in place of \(96, 24\)",
         lambda: run.load(path, names=turned),
     )
-    twice = GPT2 | {"blocks.*.norm2.*": "h.*.ln_1.*"}
+    twice = GPT2_NAMES | {"blocks.*.norm2.*": "h.*.ln_1.*"}
     refused(comm, "stores several parameters as h.0.ln_1.weight, h.0.ln_1.bias", lambda: run.save(out, names=twice))
     for table, message in (
         ({"layers.*": "*"}, "no parameter matches 'layers.*'"),
         ({"blocks.*.up.weight": "h.*.*"}, r"'h.\*.\*' of the table of names needs a \* for each of 0"),
         ({("blocks.*.up.weight", "blocks.*.up.gain"): "h.*"}, "'blocks.0.up.gain' is not a parameter"),
     ):
-        refused(comm, message, lambda: run.load(path, names=table | {x: y for x, y in GPT2.items() if x not in table}))  # noqa: B023
+        others = {name: x for name, x in GPT2_NAMES.items() if name not in table}
+        refused(comm, message, partial(run.load, path, names=table | others))
 
 
 def test_matrices_in_parts_and_in_another_order(comm: Any, shared_tmp_path: Path, safetensors: Any) -> None:
@@ -384,7 +360,7 @@ def test_matrices_in_parts_and_in_another_order(comm: Any, shared_tmp_path: Path
     plain = Llama().state_dict()
     names = dict.fromkeys(("query", "key", "value"), "blocks.*.attention.{}.weight")
     three = tuple(pattern.format(name) for name, pattern in names.items())
-    one = {x: y for x, y in LLAMA.items() if x not in three} | {three: "model.layers.*.qkv.weight"}
+    one = {x: y for x, y in LLAMA_NAMES.items() if x not in three} | {three: "model.layers.*.qkv.weight"}
     run = run_of(comm, ways(comm.size)[-1], Llama, LLAMA_TABLE)
     run.save(path, names=one)
     there = by_rank_0(comm, lambda: safetensors.load_file(path))
@@ -394,7 +370,7 @@ def test_matrices_in_parts_and_in_another_order(comm: Any, shared_tmp_path: Path
     run.load(path, names=one)
     assert close(run.state_dict() or plain, plain, 0.0)
     pairs = Named("model.layers.*.self_attn.q_proj.weight", view=(HEADS, 2, -1), axes=(0, 2, 1))
-    run.save(path, names=LLAMA | {three[0]: pairs})
+    run.save(path, names=LLAMA_NAMES | {three[0]: pairs})
     there = by_rank_0(comm, lambda: safetensors.load_file(path))["model.layers.1.self_attn.q_proj.weight"]
     for head in range(HEADS):
         for at in range(width // 2):
@@ -402,7 +378,7 @@ def test_matrices_in_parts_and_in_another_order(comm: Any, shared_tmp_path: Path
                 mine = plain["blocks.1.attention.query.weight"][head * width + 2 * at + half]
                 assert torch.equal(there[head * width + half * width // 2 + at], mine)
     run = run_of(comm, ways(comm.size)[0], lambda: zeroed(Llama()), LLAMA_TABLE)
-    run.load(path, names=LLAMA | {three[0]: pairs})
+    run.load(path, names=LLAMA_NAMES | {three[0]: pairs})
     assert close(run.state_dict() or plain, plain, 0.0)
     plain = GPT().state_dict()
     parts = Named(("h.*.q", "h.*.k", "h.*.v"))
