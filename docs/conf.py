@@ -50,6 +50,11 @@ def code_in_help(app: object, context: object, lines: list[str]) -> None:
     lines[:] = [re.sub(r"(?<![:`])`([^`<>]+)`(?!`)", r"``\1``", line) for line in lines]
 
 
+def plain_signs_in_help(app: object, context: object, lines: list[str]) -> None:
+    """Show | and * outside of code, such as in |A|, as they are."""
+    lines[:] = [re.sub(r"(``.+?``)|([|*])", lambda x: x[1] or f"\\{x[2]}", line) for line in lines]
+
+
 def only_patterns_that_match(app: object, docname: str, source: list[str]) -> None:
     """Remove patterns from the table of contents that match no page of this version."""
     here, pattern = Path(__file__).parent, re.compile(r"[\w/-]+\*")
@@ -70,5 +75,6 @@ def setup(app: object) -> None:
     app.connect("autodoc-process-docstring", docstrings.hook)  # type: ignore[attr-defined]
     for event in ("sphinx-click-process-description", "sphinx-click-process-options"):
         app.connect(event, code_in_help)  # type: ignore[attr-defined]
+    app.connect("sphinx-click-process-description", plain_signs_in_help)  # type: ignore[attr-defined]
     app.connect("source-read", only_patterns_that_match)  # type: ignore[attr-defined]
     app.connect("build-finished", front_page)  # type: ignore[attr-defined]
