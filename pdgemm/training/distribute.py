@@ -87,6 +87,8 @@ def distribute(
         placements = _matched(model, dict(table or {}), mesh)
         as_name(recompute, "recompute", RECOMPUTE)
         plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
+        if zero not in range(4):
+            raise ArgumentError(f"zero is 0, 1, 2 or 3, got {zero!r}")
         if hybrid and not zero:
             raise ArgumentError("hybrid says which ranks divide the state of a model, and with zero = 0 none do")
         if not blocks and (plan.stages > 1 or recompute == "blocks"):

@@ -51,6 +51,11 @@ class Owners:
         """Return the traffic of a step of this rank, from formulas."""
         return self.to_owners.traffic(self._line.rank) + self.to_parts.traffic(self._line.rank)
 
+    def bytes(self, state_words: int) -> dict[str, int]:
+        """Return the bytes of the whole parameters of this rank, by kind: see `Run.bytes`."""
+        nbytes = sum(x.weights.nbytes for x in self.pieces)
+        return {"gradients": nbytes, "optimizer": nbytes * (1 + state_words)}
+
     def read(self) -> None:
         """Bring the weights to their owners, at the start and after they were loaded; no traffic is counted."""
         self._bring("weights", Traffic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import numpy as np
 import torch
@@ -222,16 +223,19 @@ class Storage:
 
     def difference(self, tp: Line) -> int:
         """Return this rank's addend of a sum over all ranks, which is 0 if all copies of the parameters are equal."""
-        first, copies = tp.rank == 0 or self.copies == 1, self.copies
-        if self.layout.stage < 3:
-            first, copies = first and self.line.rank == 0, copies * self.line.size
+        lines = self._of_copies(tp)
+        copies, first = prod(line.size for line in lines), not any(line.rank for line in lines)
         return (copies * first - 1) * self.checksum() if copies > 1 else 0
 
     def differs(self, tp: Line) -> bool:
-        """Return whether copies of the parameters differ.  Collective over this line and that along tp."""
-        lines = [self.line] * (self.layout.stage < 3) + [tp] * (self.copies > 1)
-        checksums = [line.comm.allgather(self.checksum()) for line in lines]
+        """Return whether copies of the parameters differ.  Collective over the lines of these copies."""
+        checksums = [line.comm.allgather(self.checksum()) for line in self._of_copies(tp)]
         return any(len({*x}) > 1 for x in checksums)
+
+    def _of_copies(self, tp: Line) -> list[Line]:
+        """Return the lines of ranks with the same parameters between steps."""
+        groups = [self._groups] if self._groups else []
+        return [self.line] * (self.layout.stage < 3) + [tp] * (self.copies > 1) + groups
 
     def updated(self) -> None:
         """Copy master weights to parameters, and start to make parameters whole that were updated in parts.

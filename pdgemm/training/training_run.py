@@ -157,6 +157,7 @@ class Run(RunStates):
         self.pipeline.run(passes)
         for storage in self.storages:
             storage.finish()
+            storage.complete()  # parameters that no pass has used, whose copies are compared below
         total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
         of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
         squares = sum(x.squares() / x.copies for x in self.storages)
@@ -222,10 +223,10 @@ class Run(RunStates):
         return stored.division.joined(self.mesh.line(stored.division.axis).comm.allgather(part))
 
     def expected(self, *batch: torch.Tensor) -> dict[str, Traffic]:
-        """Return the traffic of a step of this rank by kind, from the formulas of its exchanges.
+        """Return the traffic of a step of this rank by kind, from the formulas of its exchanges.  Collective.
 
-        batch : tensors of the sizes of a step's; None: the traffic of gradients and parameters alone.  The rank
-            computes the passes of a step, in which nothing is moved; parameters and gradients stay as they are.
+        batch : tensors of the sizes of a step's: this rank computes the passes of a step, in which nothing is moved and
+            no parameter changes.  Without a batch only traffic of gradients, parameters and owners is returned.
         """
         total = dict[str, Traffic]()
         if batch:
@@ -247,9 +248,13 @@ class Run(RunStates):
 
         state_words : the numbers that the optimizer keeps for each element; 2 for Adam and AdamW.
         """
-        kinds = Counter[str]()
+        at_owners, kinds = self.updates.whole_names, Counter[str]()
         for storage in self.storages:
-            kinds.update(storage.layout.bytes(storage.line.rank, state_words))
+            kept = 0 if at_owners.intersection(storage.parameters) else state_words
+            kinds.update(storage.layout.bytes(storage.line.rank, kept))
+        for owners in self.updates.owners:
+            kinds.update(owners.bytes(state_words))
+        kinds["parameters"] += sum(x.nbytes for x, *_ in self.parameters.values() if not x.requires_grad)
         return dict(kinds)
 
     def _add_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -300,6 +305,7 @@ class _Step:
             raise ArgumentError(f"{len(batch[0])} samples are too few for {len(self._batches)} microbatches")
         self._totals = run.mesh.sum(*self._weights, axis="dp")
         self._weight = sum(self._totals)
+        self._scale = run.updates.scale.value if run.updates.scale else 1.0
         if not self._weight > 0:
             raise ArgumentError(f"the weights of all samples add up to {self._weight}, which must be more than 0")
         if not all(self._weights):
@@ -308,7 +314,7 @@ class _Step:
     def model(self, microbatch: int) -> Any:
         run, inputs = self._run, self._batches[microbatch]
         run._context.begin(inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
-        run._context.share = self._totals[microbatch] / self._weight
+        run._context.share = self._totals[microbatch] / self._weight * self._scale
         with run._context.active():
             return run.model(*(inputs[:1] if run._loss else inputs))
 
@@ -318,8 +324,7 @@ class _Step:
             loss = run._loss(result, *self._batches[microbatch][1:]) if run._loss else _loss_in(result)
         share = self._weights[microbatch] / self._weight
         self.total += float(loss.detach()) * share
-        scale = run.updates.scale.value if run.updates.scale else 1.0
-        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (share * scale)
+        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (share * self._scale)
 
     def begin_gradients(self, microbatch: int) -> None:
         for storage in self._run.storages:

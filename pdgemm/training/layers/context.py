@@ -27,7 +27,7 @@ class Context:
     """What the layers of a model share on a rank.
 
     sequence : between layers, activations are divided along tp by positions; otherwise they are replicated.
-    share    : of the microbatch, with all replicas, in the loss of a step.
+    share    : of the microbatch, with all replicas, in the loss of a step, times the loss scale.
     length   : the positions of a sequence of this step.   positions : of this rank along cp, ascending.
     delayed  : products of gradients of weights that a schedule computes later, or None where they are computed at once.
     """
