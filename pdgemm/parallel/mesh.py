@@ -176,9 +176,8 @@ class Line:
 
         counts : (from, to), the number of rows from each rank to each rank, the same on all ranks.
         """
-        width, ranks = prod(x.shape[1:]), tuple(range(self.size))
-        words = tuple((counts * width).ravel().tolist())
-        collective = Collective("all_to_all", "pairwise", ranks, words, x.dtype)
+        width = prod(x.shape[1:])
+        collective = self.of_pairs(counts * width, x.dtype)
         rows = np.zeros((counts[:, self.rank].sum(), *x.shape[1:]), x.dtype)
         if self.mesh.is_counting:
             self.mesh.traffic[kind] += collective.traffic(self.rank)
@@ -214,6 +213,10 @@ class Line:
         """Return the collective of the rows of x, of which each rank has `counts`."""
         width = prod(x.shape[1:])
         return collective_of(operation, tuple(rows * width for rows in counts), x.dtype)
+
+    def of_pairs(self, words: np.ndarray, dtype: np.dtype) -> Collective:
+        """Return the exchange of so many words from each rank to each rank."""
+        return Collective("all_to_all", "pairwise", tuple(range(self.size)), tuple(words.ravel().tolist()), dtype)
 
 
 @lru_cache(4096)

@@ -19,9 +19,10 @@ from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.experts import Experts, MixtureOfExperts
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
 from pdgemm.training.loss_scale import LossScale
-from pdgemm.training.parameters import divide_parameters
-from pdgemm.training.stages import Chain
+from pdgemm.training.parameters import divide_parameters, storages_of
+from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.training_run import Loss, Run, Weight
+from pdgemm.training.updates import Updates
 
 # modules that combine positions by themselves, and not by scaled_dot_product_attention
 _MIXING = nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd
@@ -89,25 +90,17 @@ def distribute(
         plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
         if zero not in range(4):
             raise ArgumentError(f"zero is 0, 1, 2 or 3, got {zero!r}")
+        has_experts = any(isinstance(x, Experts) for x in placements.values())
+        if mesh.shape.ep > 1 and not (hybrid or has_experts):
+            raise ArgumentError(f"ep {mesh.shape.ep} divides experts, and no MixtureOfExperts is placed by Experts")
         if hybrid and not zero:
             raise ArgumentError("hybrid says which ranks divide the state of a model, and with zero = 0 none do")
         if not blocks and (plan.stages > 1 or recompute == "blocks"):
             raise ArgumentError(f"pp = {plan.stages} and recompute = {recompute!r} need blocks, the name of a list")
         sequence = any(isinstance(x, Sequence) for x in placements.values()) and mesh.shape.tp > 1
         _check_modules(model, mesh, plan.microbatches, placements, sequence)
-        arguments += [
-            "distribute",
-            *(f"{name}: {x!r}" for name, x in sorted((table or {}).items())),
-            zero,
-            repr(plan),
-            recompute,
-            bucket_bytes,
-            blocks,
-            hybrid,
-            lazy,
-            whole,
-            loss_scale,
-        ]
+        arguments += ["distribute", *(f"{name}: {x!r}" for name, x in sorted((table or {}).items())), plan, recompute]
+        arguments += [blocks, zero, bucket_bytes, hybrid, lazy, whole, loss_scale]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
             arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, f"elements of checksum {checksum}"]
@@ -121,9 +114,11 @@ def distribute(
                 module.forward = forward
         chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
         parameters = divide_parameters(model, placements, mesh, context, chain)
-    return Run(
-        model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, hybrid, lazy, whole, loss_scale
-    )
+    storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
+    names = [name for name, _ in model.named_parameters()]  # of all stages
+    updates = Updates(storages, parameters, names, whole, loss_scale)
+    pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, plan, context)
+    return Run(model, mesh, parameters, updates, pipeline, loss, weight, lazy)
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:
@@ -163,8 +158,6 @@ def _check_modules(
     for name, x in model.named_parameters():
         if not x.is_floating_point():
             raise ArgumentError(f"{name!r} has the type {x.dtype}: parameters are real floating-point numbers")
-    if shape.ep > 1 and not any(isinstance(x, Experts) for x in placements.values()):
-        raise ArgumentError(f"ep {shape.ep} divides experts, and no MixtureOfExperts is placed by Experts")
     for name, module in model.named_modules():
         what, several = f"{name!r}, a {type(module).__name__},", shape.size > 1 or microbatches > 1
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and several:

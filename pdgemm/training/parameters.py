@@ -39,6 +39,9 @@ class DividedParameter(NamedTuple):
     shape: torch.Size
 
 
+Parameters = Mapping[str, DividedParameter]
+
+
 def divide_parameters(
     model: nn.Module, placements: Mapping[str, ModulePlacement], mesh: Mesh, context: Context, chain: Chain | None
 ) -> dict[str, DividedParameter]:
@@ -91,13 +94,7 @@ def divide_parameters(
 
 
 def storages_of(
-    parameters: Mapping[str, DividedParameter],
-    model: nn.Module,
-    mesh: Mesh,
-    zero: int,
-    bucket_bytes: int,
-    hybrid: bool,
-    whole: bool,
+    parameters: Parameters, model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int, hybrid: bool, whole: bool
 ) -> list[Storage]:
     """Return storages for all parameters: one for each line along which gradients are summed, and each type.
 
@@ -130,7 +127,7 @@ def storages_of(
     return storages
 
 
-def _units(members: Mapping[str, DividedParameter], model: nn.Module, stage: int, bucket_bytes: int) -> tuple[int, ...]:
+def _units(members: Parameters, model: nn.Module, stage: int, bucket_bytes: int) -> tuple[int, ...]:
     """Return the bucket of each parameter: buckets of up to `bucket_bytes`; with stage 3 one for each unit."""
     units, number, size, last = list[int](), 0, 0, None
     for name, x in members.items():

@@ -224,7 +224,7 @@ class Pipeline:
     """
 
     def __init__(self, line: Line, chain: Chain | None, schedule: PipelineSchedule, context: Context) -> None:
-        self._line, self._chain, self._schedule, self._context = line, chain, schedule, context
+        self._line, self.chain, self.schedule, self.context = line, chain, schedule, context
         self._local = dict[Handover, torch.Tensor]()  # results for the next block, on this stage
         self._sent = list[list[Arrival]]()
         self.peak = 0
@@ -232,7 +232,7 @@ class Pipeline:
     def evaluate(self, passes: StepPasses) -> None:
         """Carry out the forward passes of a step, without gradients.  Collective over the line."""
         with torch.no_grad():
-            for (kind, microbatch, chunk), takes, gives in self._schedule.steps(self._line.rank):
+            for (kind, microbatch, chunk), takes, gives in self.schedule.steps(self._line.rank):
                 if kind == "F":
                     _, y = self._forward(microbatch, chunk, takes, passes)
                     if gives:
@@ -246,9 +246,9 @@ class Pipeline:
         live = dict[tuple[int, int], tuple[torch.Tensor | None, Any]]()
         delayed = dict[tuple[int, int], list[Callable[[], None]]]()
         self.peak = 0
-        for (kind, microbatch, chunk), takes, gives in self._schedule.steps(self._line.rank):
+        for (kind, microbatch, chunk), takes, gives in self.schedule.steps(self._line.rank):
             key, result = (microbatch, chunk), None
-            products = self._context.delayed = list[Callable[[], None]]() if self._schedule.split else None
+            products = self.context.delayed = list[Callable[[], None]]() if self.schedule.split else None
             if kind != "F":
                 passes.begin_gradients(microbatch)
             if kind == "F":
@@ -270,7 +270,7 @@ class Pipeline:
                 with torch.autocast("cpu", enabled=False):
                     for product in delayed.pop(key):
                         product()
-            if kind == ("W" if self._schedule.split else "B"):
+            if kind == ("W" if self.schedule.split else "B"):
                 passes.end_gradients(chunk)
             if gives:
                 assert result is not None
@@ -280,14 +280,14 @@ class Pipeline:
     def _forward(
         self, microbatch: int, chunk: int, takes: Handover | None, passes: StepPasses
     ) -> tuple[torch.Tensor | None, Any]:
-        if self._chain is None:
+        if self.chain is None:
             return None, passes.model(microbatch)
 
         def receive(like: torch.Tensor) -> torch.Tensor:
             assert takes
             return self._taken(takes, like).requires_grad_()
 
-        return self._chain.forward(chunk, lambda: passes.model(microbatch), receive)
+        return self.chain.forward(chunk, lambda: passes.model(microbatch), receive)
 
     # ---------------------------------------------------------------- messages
     def _end_sends(self) -> None:
@@ -324,4 +324,4 @@ class Pipeline:
         """Start to send or to receive a tensor, which the requests keep alive."""
         if self._line.mesh.is_counting:
             return [MPI.REQUEST_NULL] * bool(x.numel())
-        return byte_requests(start, flat_array(x).view(np.uint8), rank, self._schedule.number(what))
+        return byte_requests(start, flat_array(x).view(np.uint8), rank, self.schedule.number(what))

@@ -163,7 +163,8 @@ class Storage:
             self._missing[bucket.number] = len(bucket.names)
 
     def finish(self) -> None:
-        """Wait for all reductions of a step."""
+        """Wait for all transfers of a step, also of parameters that no pass has used."""
+        self.complete()
         for group in self._runs.values():
             self.line.mesh.transfers.wait(group)
         self._runs.clear()

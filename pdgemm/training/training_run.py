@@ -19,14 +19,11 @@ from torch.utils._pytree import tree_leaves
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support import watchdog
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import write_line
-from pdgemm.training.layers.context import Context
-from pdgemm.training.loss_scale import LossScale
-from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
-from pdgemm.training.stages import Chain, Pipeline
+from pdgemm.training.parameters import Parameters, unit_of
+from pdgemm.training.stages import Pipeline
 from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.updates import Rule, Updates
 
@@ -66,33 +63,23 @@ class Run(RunStates):
         self,
         model: nn.Module,
         mesh: Mesh,
-        parameters: Mapping[str, DividedParameter],
-        context: Context,
-        chain: Chain | None,
-        schedule: PipelineSchedule,
-        zero: int,
+        parameters: Parameters,
+        updates: Updates,
+        pipeline: Pipeline,
         loss: Loss | None,
         weight: Weight | None,
-        bucket_bytes: int,
-        hybrid: bool,
         lazy: bool,
-        whole: bool,
-        scale: LossScale | None,
     ) -> None:
-        self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
-        self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
-        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
-        self._names = [name for name, _ in model.named_parameters()]  # of all stages
-        self.updates = Updates(self.storages, parameters, self._names, context.tp, whole, scale)
-        self.chain, self.steps = chain, 0
-        self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
+        self.model, self.mesh, self.parameters, self.storages = model, mesh, parameters, updates.storages
+        self.updates, self.pipeline, self.chain, self.schedule = updates, pipeline, pipeline.chain, pipeline.schedule
+        self._context, self._loss, self._weight, self._lazy = pipeline.context, loss, weight, lazy
+        self.norm, self.steps = 0.0, 0
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
-        context.add_gradient = self._add_gradient
-        for storage in self.storages:
-            storage.delayed = schedule.split or any(len({*parameters[x].chunks}) > 1 for x in storage.parameters)
-        self._lazy = lazy
-        if zero == 3 or lazy:
-            self._gather_in_passes(chain)
+        self._context.add_gradient = self._add_gradient
+        for x in self.storages:
+            x.delayed = self.schedule.split or any(len({*parameters[name].chunks}) > 1 for name in x.parameters)
+        if lazy or any(x.layout.stage == 3 for x in self.storages):
+            self._gather_in_passes()
 
     def optimizer(
         self, rule: Rule | Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
@@ -127,22 +114,18 @@ class Run(RunStates):
         An exception of one rank ends the job, after this rank has printed its traceback.
         """
         with _ending_the_job(self.mesh.comm):
-            traffic = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
+            before = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
             start, waited = perf_counter(), self.mesh.recorder.seconds.get("wait", 0.0)
             sums = self._reduced(batch)
             self._check(*sums[:6])
-            used = {name for name, number in zip(self._names, sums[7:]) if number}
+            used = {name for name, number in zip(self.updates.names, sums[7:]) if number}
             loss, self.norm = sums[0], self.updates.update(sums[6], clip, used)
             for storage in self.storages if not self._lazy else ():
                 storage.complete()
             self.steps += 1
-            self.report = StepReport(
-                loss,
-                self.norm,
-                perf_counter() - start,
-                self.mesh.recorder.seconds.get("wait", 0.0) - waited,
-                {kind: x - traffic.get(kind, Traffic()) for kind, x in self.mesh.traffic.items()},
-            )
+            seconds, waited = perf_counter() - start, self.mesh.recorder.seconds.get("wait", 0.0) - waited
+            traffic = {kind: x - before.get(kind, Traffic()) for kind, x in self.mesh.traffic.items()}
+            self.report = StepReport(loss, self.norm, seconds, waited, traffic)
         return loss
 
     def _reduced(self, batch: tuple[torch.Tensor, ...]) -> list[float]:
@@ -157,7 +140,6 @@ class Run(RunStates):
         self.pipeline.run(passes)
         for storage in self.storages:
             storage.finish()
-            storage.complete()  # parameters that no pass has used, whose copies are compared below
         total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
         of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
         squares = sum(x.squares() / x.copies for x in self.storages)
@@ -165,7 +147,7 @@ class Run(RunStates):
         of_copies = copied if mesh.index("tp") == 0 else 0.0
         different = sum(x.difference(self._context.tp) for x in self.storages)
         received = set[str]().union(*(x.received for x in self.storages))
-        uses = [float(name in received) for name in self._names]
+        uses = [float(name in received) for name in self.updates.names]
         numbers = of_first, total, of_copies, copied, self._context.has_attended, different, squares
         return mesh.sum(*numbers, *uses)
 
@@ -261,7 +243,7 @@ class Run(RunStates):
         name = next(name for name, x in self.parameters.items() if x.parameter is parameter)
         next(x for x in self.storages if name in x.parameters).add(name, gradient)
 
-    def _gather_in_passes(self, chain: Chain | None) -> None:
+    def _gather_in_passes(self) -> None:
         """Make the parameters of a unit whole before each pass through it, and free them afterwards."""
         units = dict[str, dict[str, None]]()
         for name, stored in self.parameters.items():
@@ -269,22 +251,19 @@ class Run(RunStates):
                 units.setdefault(unit_of(self.model, user), {})[name] = None
         for unit, names in units.items():
             module = self.model.get_submodule(unit)
-            computes = partial(chain.computes, unit) if chain else lambda: True
-            module.register_forward_pre_hook(partial(self._begin_forward, [*names], computes))
-            module.register_forward_hook(partial(self._end_forward, [*names], computes), always_call=True)
+            module.register_forward_pre_hook(partial(self._begin_forward, unit, [*names]))
+            module.register_forward_hook(partial(self._end_forward, unit, [*names]), always_call=True)
 
     def _gather(self, names: list[str], *_: Any) -> None:
         for storage in self.storages:
             storage.gather(names)
 
-    def _begin_forward(self, names: list[str], computes: Callable[[], bool], *_: Any) -> None:
-        if computes():
+    def _begin_forward(self, unit: str, names: list[str], *_: Any) -> None:
+        if not self.chain or self.chain.computes(unit):
             self._gather(names)
 
-    def _end_forward(
-        self, names: list[str], computes: Callable[[], bool], module: nn.Module, inputs: Any, output: Any
-    ) -> None:
-        if not computes():
+    def _end_forward(self, unit: str, names: list[str], module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.chain and not self.chain.computes(unit):
             return
         for y in tree_leaves(getattr(output, "part", output)):
             if isinstance(y, torch.Tensor) and y.requires_grad:

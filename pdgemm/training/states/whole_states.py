@@ -30,7 +30,7 @@ from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.agreement import together
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division
-from pdgemm.training.parameters import DividedParameter
+from pdgemm.training.parameters import Parameters
 from pdgemm.training.stages import Chain
 from pdgemm.training.states.name_tables import FileTensor, Match, Named, Names, check_tensors, matches, table_shape
 from pdgemm.training.storage import WIDE, Storage
@@ -189,7 +189,7 @@ class RunStates:
 
     model: nn.Module
     mesh: Mesh
-    parameters: Mapping[str, DividedParameter]
+    parameters: Parameters
     storages: list[Storage]
     updates: Updates
     chain: Chain | None
