@@ -138,6 +138,12 @@ class Line:
 
     def __init__(self, mesh: Mesh, comm: MPI.Intracomm) -> None:
         self.mesh, self.comm, self.rank, self.size = mesh, comm, comm.rank, comm.size
+        self._next_tag = 1
+
+    def first_tag(self, number: int) -> int:
+        """Return the first of so many tags, which no other call returns; ranks call it in the same order."""
+        self._next_tag += number
+        return self._next_tag - number
 
     def start(
         self, collective: Collective, x: np.ndarray, kind: str, tag: int = 0, join: Join | None = None

@@ -73,13 +73,15 @@ def distribute(
         a mapping or an object with the loss as "loss".
     weight : a function of a microbatch that returns its weight in the mean of the losses; None: its number of samples.
     bucket_bytes : the bytes of gradients that are reduced together.
-    hybrid : with zero > 0, the ranks along ep, which are neighbours along dp, divide what `zero` says, and dp/ep groups
-        of them have copies (hybrid sharding): parameters move only inside of a group, such as a node.
-    lazy   : with zero = 1 and 2, a step does not wait for the parameters that other ranks have updated: the next pass
-        waits for those of each module.  Between steps use `Run.whole`, not the parameters of the model.
-    whole  : with zero > 0, a rank updates whole parameters, and not parts of them.  Parameters that tp divides are
-        brought to one rank for the update, and back.  For rules such as torch.optim.Muon.
-    loss_scale : the factor of the loss for gradients of float16, such as LossScale(); None: 1.
+    hybrid : hybrid sharding: neighbours along dp form groups of ep ranks.  The ranks of a group divide what `zero`
+        says, and each group has a copy: parameters move only inside of a group, such as a node.  Needs zero > 0.
+    lazy   : with zero = 1 or 2, a step ends before this rank has received the parameters that other ranks have updated;
+        in the next step each module waits for its own.  Between steps read parameters by `Run.whole` alone.
+    whole  : each parameter is updated by a rank that has all of it, as torch.optim.Muon needs.  With zero > 0 ranks
+        divide the list of parameters, and not each parameter; parameters that tp divides are brought to one rank along
+        tp for the update, and back.
+    loss_scale : a factor of the loss, such as LossScale(), with which small gradients of float16 do not become 0; the
+        update divides gradients by it.  None: no factor.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
     Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
@@ -133,12 +135,10 @@ def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh)
         if twice := [name for name in matched if name in placements]:
             raise ArgumentError(f"two patterns of the table match {twice[0]!r}; the second one is {pattern!r}")
         placements |= dict.fromkeys(matched, placement)
-    if mesh.shape.cp > 1 and not any(
-        isinstance(x, Vocabulary) and isinstance(modules[name], nn.Embedding) for name, x in placements.items()
-    ):
-        raise ArgumentError(
-            f"cp {mesh.shape.cp} divides positions, and no embedding is placed by Vocabulary, which cuts them"
-        )
+    cut = any(isinstance(x, Vocabulary) and isinstance(modules[name], nn.Embedding) for name, x in placements.items())
+    if mesh.shape.cp > 1 and not cut:
+        wrong = "divides positions, and no embedding is placed by Vocabulary, which cuts them"
+        raise ArgumentError(f"cp {mesh.shape.cp} {wrong}")
     for name, module in modules.items() if mesh.shape.tp > 1 or mesh.shape.cp > 1 else ():
         if name not in placements and [*module.parameters(recurse=False)]:
             raise ArgumentError(

@@ -140,15 +140,14 @@ class Run(RunStates):
         self.pipeline.run(passes)
         for storage in self.storages:
             storage.finish()
-        total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
-        of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
+        of_first = passes.total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
         squares = sum(x.squares() / x.copies for x in self.storages)
         copied = sum(x.squares() for x in self.storages if x.copies > 1)
         of_copies = copied if mesh.index("tp") == 0 else 0.0
         different = sum(x.difference(self._context.tp) for x in self.storages)
         received = set[str]().union(*(x.received for x in self.storages))
         uses = [float(name in received) for name in self.updates.names]
-        numbers = of_first, total, of_copies, copied, self._context.has_attended, different, squares
+        numbers = of_first, passes.total, of_copies, copied, self._context.has_attended, different, squares
         return mesh.sum(*numbers, *uses)
 
     def evaluate(self, *batch: torch.Tensor) -> float:
@@ -159,9 +158,8 @@ class Run(RunStates):
         with _ending_the_job(self.mesh.comm):
             passes = _Step(self, batch)
             self.pipeline.evaluate(passes)
-            is_last = self.mesh.index("pp") == self.schedule.stages - 1
             is_first = self.mesh.index("tp") == self.mesh.index("cp") == 0
-            (loss,) = self.mesh.sum(passes.total if is_last and is_first else 0.0)
+            (loss,) = self.mesh.sum(passes.total if is_first else 0.0)
         return loss
 
     def _check(
@@ -214,8 +212,6 @@ class Run(RunStates):
         if batch:
             with self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
                 self._reduced(batch)
-            for storage in self.storages:
-                storage.begin_step()
             total |= counted
         total |= {"gradients": Traffic(), "parameters": Traffic()}
         if owners := self.updates.owners:
@@ -274,7 +270,7 @@ class Run(RunStates):
 
 
 class _Step:
-    """The passes of a step: see `pdgemm.training.stages.StepPasses`.   total : this rank's share of the mean loss."""
+    """The passes of a step: see `pdgemm.training.stages.StepPasses`.   total : this rank's share of the mean loss, on the last stage."""
 
     def __init__(self, run: Run, batch: tuple[torch.Tensor, ...]) -> None:
         self._run, self.total = run, 0.0

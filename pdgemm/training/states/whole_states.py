@@ -81,7 +81,7 @@ class WholeTensors:
         self.numbers = list[dict[str, Any]]()
         for ranks in zip(*(x for _, x in everywhere)):
             of_names = {name: x for own in ranks for name, x in own.items()}
-            most = next(iter(of_names.values()), {})
+            most: dict[str, Any] = next(iter(of_names.values()), {})
             self.numbers.append({"": most} | {name: x for name, x in of_names.items() if x != most})
         names = [*(self.names.get(name, name) for name in in_model), *(name for own, _ in everywhere for name in own)]
         self.owned = {
