@@ -270,7 +270,10 @@ class Run(RunStates):
 
 
 class _Step:
-    """The passes of a step: see `pdgemm.training.stages.StepPasses`.   total : this rank's share of the mean loss, on the last stage."""
+    """The passes of a step: see `pdgemm.training.stages.StepPasses`.
+
+    total : the part of this rank's samples in the mean loss; 0 on all stages but the last.
+    """
 
     def __init__(self, run: Run, batch: tuple[torch.Tensor, ...]) -> None:
         self._run, self.total = run, 0.0
