@@ -25,9 +25,11 @@ _ENDS = "ends"  # the axis of the first and the last stage of a pipeline
 class DividedParameter(NamedTuple):
     """A parameter of this rank.
 
-    division : how it is divided.   modules : the modules of this stage that use it.   chunks : with these, ascending.
-    axes : joined by "+", along which its gradients are summed.   copies : the ranks outside of this line that have the
-        same part of it and compute the same gradient.   shape : of the whole parameter.
+    division : how it is divided.   modules : the modules of this stage that use it.
+    chunks : those of the stage with these modules, ascending.
+    axes   : joined by "+", along which its gradients are summed.
+    copies : the number of ranks along tp, with this one, that have the same part and compute the same gradient.
+    shape  : of the whole parameter.
     """
 
     parameter: nn.Parameter

@@ -26,7 +26,8 @@ class UpdatedPart:
     """The part of a parameter that this rank updates.
 
     name : of the parameter.   span : its elements in the flat parameter.   weights : what the optimizer updates.
-    gradient : of the loss.  Both have the shape of the parameter if they are the whole matrix of this rank.
+    gradient : of the loss.  Both are flat; but where they are all that this rank has of a parameter of several
+        dimensions, they have its shape.
     """
 
     name: str
@@ -39,8 +40,7 @@ class Storage:
     """The parameters that the ranks of a line have in common, and their gradients.  Collective over the line.
 
     layout : the `FlatShards`.   parameters : of this rank, by name; afterwards their elements are in flat storage.
-    copies : ranks outside of the line with the same parameters and the same gradients.
-    groups : the line of the groups of `layout`, or None.
+    copies : see `DividedParameter`.   groups : the line of the groups of `layout`, or None.
 
     A gradient that autograd has accumulated is added to flat storage, and the last one of a bucket starts the reduction
     of the bucket: with stages 0 and 1 in the last microbatch of a step, with stages 2 and 3 in each.

@@ -37,7 +37,7 @@ class StepReport:
     """The last step of a rank.
 
     loss, norm : the mean loss, and the norm of the gradients, the same numbers on all ranks.
-    seconds    : of the step on this rank.   waited : the seconds of these in which it waited for messages.
+    seconds    : of the step on this rank.   waited : those of them in which the rank waited for messages.
     traffic    : the words and messages that this rank sent and received, by kind.
     """
 
@@ -52,7 +52,7 @@ class Run(RunStates):
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
-    updates    : its rules, and the parts of parameters that this rank updates.   pipeline : the passes of a step.
+    updates    : the rules, and the parts of parameters that this rank updates.   pipeline : the passes of a step.
     norm : of the gradients of the last step.   steps : their number, of this run and of the runs that it continues.
     report     : of the last step, after the first one.
     """
@@ -92,17 +92,17 @@ class Run(RunStates):
         groups : patterns of parameter names, and the options of the rule for these parameters; the first pattern that
             matches counts.   options : of the rules, for all parameters.
 
-        Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.  A rule that
-        does not update each element by itself needs whole=True in `distribute`, unless each rank has all elements.
-        A second call replaces the rules, and their state is lost.
+        Schedulers of torch can change the rate of a rule.  With zero > 0 a rule has the state of this rank's parts.
+        One that does not update each element by itself needs whole=True in `distribute`, unless each rank has all
+        elements.  A second call replaces the rules, and their state is lost.
         Raises ArgumentError on all ranks where no parameter matches a pattern, where a parameter has no rule, for
         LBFGS, and where Muon or Adafactor would get parts of matrices.
         """
         rules, groups = dict(rule) if isinstance(rule, Mapping) else {"*": rule}, dict(groups or {})
         with together(self.mesh.comm) as arguments:
             arguments += ["optimizer", *map(str, (*rules.items(), *groups.items(), *options.items()))]
-            self.updates.set_rules(rules, groups, options)
-        self.updates.read()
+            made = self.updates.made(rules, groups, options)
+        self.updates.use(*made)
         return self.updates.optimizers if isinstance(rule, Mapping) else self.updates.optimizers[0]
 
     def step(self, *batch: torch.Tensor, clip: float | None = None) -> float:

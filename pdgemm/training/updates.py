@@ -18,6 +18,7 @@ from pdgemm.training.storage import Storage, UpdatedPart
 
 WHOLE = {"Adafactor", "Muon"}  # rules of torch that depend on the shapes of parameters
 Rule = Callable[..., torch.optim.Optimizer]
+Made = tuple[list[torch.optim.Optimizer], list[UpdatedPart], list[Owners]]
 Groups = Mapping[str, Mapping[str, Any]]  # options for patterns of names
 
 
@@ -26,8 +27,8 @@ class Updates:
 
     storages, parameters : of the run.   names : of the parameters of all stages.
     whole : a rule updates whole parameters.   scale : of the loss, or None.
-    optimizers : of torch; none before `set_rules`.   parts : of parameters, that this rank updates.
-    owners : the exchanges of parameters that tp divides with their owners, if `whole`.
+    optimizers : of torch; none before `use`.   parts : of parameters, that this rank updates.
+    owners : with `whole`, those of the parameters that tp divides.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class Updates:
         self.optimizers, self.owners = list[torch.optim.Optimizer](), list[Owners]()
         self.parts = [part for storage in storages for part in storage.pieces()]
 
-    def set_rules(self, rules: Mapping[str, Rule], groups: Groups, options: Mapping[str, Any]) -> None:
-        """Make optimizers for patterns of names: see `Run.optimizer`.  Raises ArgumentError, also on one rank."""
+    def made(self, rules: Mapping[str, Rule], groups: Groups, options: Mapping[str, Any]) -> Made:
+        """Return optimizers for patterns of names, with what they update.  Raises ArgumentError, also on one rank."""
         axes = {x: self._parameters[x.layout.names[0]].division.axis for x in self.storages}  # one for all of a storage
         divided = [x for x in axes if self._whole and axes[x] == "tp" and x.line.mesh.shape.tp > 1]
         owners = [Owners(x, self._parameters) for x in divided]
@@ -52,8 +53,7 @@ class Updates:
             by_rule.setdefault(_first_match(part.name, rules), []).append(part)
         if None in by_rule:
             raise ArgumentError(f"no rule matches {by_rule[None][0].name!r}: add one, such as for the pattern '*'")
-        self.optimizers = [self._ruled(rules[x], by_rule[x], groups, options) for x in rules]
-        self.parts, self.owners = parts, owners
+        return [self._ruled(rules[x], by_rule[x], groups, options) for x in rules], parts, owners
 
     def _ruled(self, rule: Rule, parts: list[UpdatedPart], groups: Groups, options: Mapping[str, Any]) -> Any:
         """Return a rule for parts of parameters.  Raises ArgumentError."""
@@ -79,10 +79,11 @@ class Updates:
         """The parameters that owners along tp update whole."""
         return {name for x in self.owners for name in x.storage.parameters}
 
-    def read(self) -> None:
-        """Bring weights to the owners of whole parameters, which `owners` has.  Collective."""
-        for owners in self.owners:
-            owners.read()
+    def use(self, optimizers: list[torch.optim.Optimizer], parts: list[UpdatedPart], owners: list[Owners]) -> None:
+        """Let these optimizers update, and bring weights to the owners of whole parameters.  Collective."""
+        self.optimizers, self.parts, self.owners = optimizers, parts, owners
+        for each in owners:
+            each.read()
 
     def update(self, square: float, clip: float | None, used: set[str]) -> float:
         """Update the parts of this rank, and begin to make the parameters whole; return the norm of the gradients.

@@ -30,6 +30,7 @@ class Context:
     share    : of the microbatch, with all replicas, in the loss of a step, times the loss scale.
     length   : the positions of a sequence of this step.   positions : of this rank along cp, ascending.
     delayed  : products of gradients of weights that a schedule computes later, or None where they are computed at once.
+    add_gradient : a function of a parameter and of such a gradient, which is added to those of the step.
     """
 
     def __init__(self, mesh: Mesh, sequence: bool, recompute_attention: bool = False) -> None:

@@ -28,8 +28,8 @@ class Division:
 
     axis  : "tp" or "ep"; "" for a parameter that all ranks have whole.
     dim   : the dimension that is cut into blocks; `parts` equal parts of it are each cut, as queries, keys and values.
-    sums  : further axes over which gradients are summed, beside those of data and context: "tp" where each rank
-        computes the part of the gradient of its rows.
+    sums  : the axis over which gradients are summed, beside those of data and context: "tp" where each rank along tp
+        computes the gradient of its own rows.
     """
 
     axis: str = ""
