@@ -74,7 +74,8 @@ def distribute(
     weight : a function of a microbatch that returns its weight in the mean of the losses; None: its number of samples.
     bucket_bytes : the bytes of gradients that are reduced together.
     hybrid : hybrid sharding: neighbours along dp form groups of ep ranks.  The ranks of a group divide what `zero`
-        says, and each group has a copy: parameters move only inside of a group, such as a node.  Needs zero > 0.
+        says, and each group has a copy: parameters move only inside of a group, such as a node.  Experts, of which a
+        group has one copy, are divided as without `hybrid`.  Needs zero > 0.
     lazy   : with zero = 1 or 2, a step ends before this rank has received the parameters that other ranks have updated;
         in the next step each module waits for its own.  Between steps read parameters by `Run.whole` alone.
     whole  : each parameter is updated by a rank that has all of it, as torch.optim.Muon needs.  With zero > 0 ranks

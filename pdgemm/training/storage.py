@@ -151,6 +151,7 @@ class Storage:
 
         The loss may not depend on some of them: their gradients are 0, and their buckets are reduced now.
         """
+        self.free(names)  # a block that returns its input, too, is made whole again behind its gradients
         for bucket in self.buckets(names):
             if self._missing[bucket.number]:
                 self._sums(bucket)
