@@ -101,8 +101,8 @@ class Run(RunStates):
         rules, groups = dict(rule) if isinstance(rule, Mapping) else {"*": rule}, dict(groups or {})
         with together(self.mesh.comm) as arguments:
             arguments += ["optimizer", *map(str, (*rules.items(), *groups.items(), *options.items()))]
-            made = self.updates.made(rules, groups, options)
-        self.updates.use(*made)
+            chosen = self.updates.choose(rules, groups, options)
+        self.updates.use(*chosen)
         return self.updates.optimizers if isinstance(rule, Mapping) else self.updates.optimizers[0]
 
     def step(self, *batch: torch.Tensor, clip: float | None = None) -> float:

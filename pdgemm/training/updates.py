@@ -18,7 +18,7 @@ from pdgemm.training.storage import Storage, UpdatedPart
 
 WHOLE = {"Adafactor", "Muon"}  # rules of torch that depend on the shapes of parameters
 Rule = Callable[..., torch.optim.Optimizer]
-Made = tuple[list[torch.optim.Optimizer], list[UpdatedPart], list[Owners]]
+Chosen = tuple[list[torch.optim.Optimizer], list[UpdatedPart], list[Owners]]
 Groups = Mapping[str, Mapping[str, Any]]  # options for patterns of names
 
 
@@ -38,7 +38,7 @@ class Updates:
         self.optimizers, self.owners = list[torch.optim.Optimizer](), list[Owners]()
         self.parts = [part for storage in storages for part in storage.pieces()]
 
-    def made(self, rules: Mapping[str, Rule], groups: Groups, options: Mapping[str, Any]) -> Made:
+    def choose(self, rules: Mapping[str, Rule], groups: Groups, options: Mapping[str, Any]) -> Chosen:
         """Return optimizers for patterns of names, with what they update.  Raises ArgumentError, also on one rank."""
         axes = {x: self._parameters[x.layout.names[0]].division.axis for x in self.storages}  # one for all of a storage
         divided = [x for x in axes if self._whole and axes[x] == "tp" and x.line.mesh.shape.tp > 1]

@@ -215,7 +215,7 @@ def test_parameters_without_a_gradient(comm: Any, shared_tmp_path: Path) -> None
         for step, rare in enumerate((None, 3, None, 0)):
             if step == 2:
                 run.save(path := shared_tmp_path / f"{zero}.h5")
-                run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=3 - zero, microbatches=4 // mesh.shape.dp)
+                run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=zero ^ 2, microbatches=4 // mesh.shape.dp)
                 run.optimizer(torch.optim.AdamW, lr=0.1)
                 run.load(path)
             model.zero_grad()
