@@ -138,6 +138,12 @@ class Line:
 
     def __init__(self, mesh: Mesh, comm: MPI.Intracomm) -> None:
         self.mesh, self.comm, self.rank, self.size = mesh, comm, comm.rank, comm.size
+        self._next_tag = 1
+
+    def first_tag(self, number: int) -> int:
+        """Return the first of so many tags, which no other call returns; ranks call it in the same order."""
+        self._next_tag += number
+        return self._next_tag - number
 
     def start(
         self, collective: Collective, x: np.ndarray, kind: str, tag: int = 0, join: Join | None = None
@@ -176,9 +182,8 @@ class Line:
 
         counts : (from, to), the number of rows from each rank to each rank, the same on all ranks.
         """
-        width, ranks = prod(x.shape[1:]), tuple(range(self.size))
-        words = tuple((counts * width).ravel().tolist())
-        collective = Collective("all_to_all", "pairwise", ranks, words, x.dtype)
+        width = prod(x.shape[1:])
+        collective = self.of_pairs(counts * width, x.dtype)
         rows = np.zeros((counts[:, self.rank].sum(), *x.shape[1:]), x.dtype)
         if self.mesh.is_counting:
             self.mesh.traffic[kind] += collective.traffic(self.rank)
@@ -214,6 +219,10 @@ class Line:
         """Return the collective of the rows of x, of which each rank has `counts`."""
         width = prod(x.shape[1:])
         return collective_of(operation, tuple(rows * width for rows in counts), x.dtype)
+
+    def of_pairs(self, words: np.ndarray, dtype: np.dtype) -> Collective:
+        """Return the exchange of so many words from each rank to each rank."""
+        return Collective("all_to_all", "pairwise", tuple(range(self.size)), tuple(words.ravel().tolist()), dtype)
 
 
 @lru_cache(4096)

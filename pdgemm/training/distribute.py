@@ -19,9 +19,10 @@ from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.experts import Experts, MixtureOfExperts
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
 from pdgemm.training.loss_scale import LossScale
-from pdgemm.training.parameters import divide_parameters
-from pdgemm.training.stages import Chain
+from pdgemm.training.parameters import divide_parameters, storages_of
+from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.training_run import Loss, Run, Weight
+from pdgemm.training.updates import Updates
 
 # modules that combine positions by themselves, and not by scaled_dot_product_attention
 _MIXING = nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd
@@ -60,7 +61,8 @@ def distribute(
     table  : patterns of module names (`fnmatch`), and their placements.  A module that no pattern matches is whole on
         all ranks along tp.  With tp > 1 or cp > 1 each module with parameters needs a placement.
     zero   : what the ranks with the same parameters divide (ZeRO): 0 nothing, 1 the state of the optimizer, 2 also
-        gradients, 3 also parameters.  With 2 and 3 gradients are reduced after each microbatch.
+        gradients, 3 also parameters.  With 2 and 3 gradients are reduced after each microbatch.  With 3, and with
+        `lazy`, parameters are complete only in calls of their own module, or of a module around it without lists.
     schedule, microbatches, chunks : of the pipeline: "gpipe", "1f1b", "interleaved" or "zero_bubble"; the number of
         parts of a batch; the number of parts of a stage, for "interleaved".
     blocks : with pp > 1, the name of the list of blocks that the stages divide.  Modules that are registered before it
@@ -72,13 +74,16 @@ def distribute(
         a mapping or an object with the loss as "loss".
     weight : a function of a microbatch that returns its weight in the mean of the losses; None: its number of samples.
     bucket_bytes : the bytes of gradients that are reduced together.
-    hybrid : with zero > 0, the ranks along ep, which are neighbours along dp, divide what `zero` says, and dp/ep groups
-        of them have copies (hybrid sharding): parameters move only inside of a group, such as a node.
-    lazy   : with zero = 1 and 2, a step does not wait for the parameters that other ranks have updated: the next pass
-        waits for those of each module.  Between steps use `Run.whole`, not the parameters of the model.
-    whole  : with zero > 0, a rank updates whole parameters, and not parts of them.  Parameters that tp divides are
-        brought to one rank for the update, and back.  For rules such as torch.optim.Muon.
-    loss_scale : the factor of the loss for gradients of float16, such as LossScale(); None: 1.
+    hybrid : hybrid sharding: neighbours along dp form groups of ep ranks.  The ranks of a group divide what `zero`
+        says, and each group has a copy: parameters move only inside of a group, such as a node.  Experts, of which a
+        group has one copy, are divided as without `hybrid`.  Needs zero > 0.
+    lazy   : with zero = 1 or 2, a step ends before this rank has received the parameters that other ranks have updated;
+        in the next step each module waits for its own.  Between steps read parameters by `Run.whole` alone.
+    whole  : each parameter is updated by a rank that has all of it, as torch.optim.Muon needs.  With zero > 0 ranks
+        divide the list of parameters, and not each parameter; parameters that tp divides are brought to one rank along
+        tp for the update, and back.
+    loss_scale : a factor of the loss, such as LossScale(), with which small gradients of float16 do not become 0; the
+        update divides gradients by it.  None: no factor.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
     Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
@@ -87,7 +92,10 @@ def distribute(
         placements = _matched(model, dict(table or {}), mesh)
         as_name(recompute, "recompute", RECOMPUTE)
         plan = PipelineSchedule(schedule, mesh.shape.pp, as_count(microbatches, "microbatches", 1), chunks)
-        if mesh.shape.ep > 1 and not hybrid and not any(isinstance(x, Experts) for x in placements.values()):
+        if zero not in range(4):
+            raise ArgumentError(f"zero is 0, 1, 2 or 3, got {zero!r}")
+        has_experts = any(isinstance(x, Experts) for x in placements.values())
+        if mesh.shape.ep > 1 and not (hybrid or has_experts):
             raise ArgumentError(f"ep {mesh.shape.ep} divides experts, and no MixtureOfExperts is placed by Experts")
         if hybrid and not zero:
             raise ArgumentError("hybrid says which ranks divide the state of a model, and with zero = 0 none do")
@@ -95,19 +103,8 @@ def distribute(
             raise ArgumentError(f"pp = {plan.stages} and recompute = {recompute!r} need blocks, the name of a list")
         sequence = any(isinstance(x, Sequence) for x in placements.values()) and mesh.shape.tp > 1
         _check_modules(model, mesh, plan.microbatches, placements, sequence)
-        arguments += [
-            "distribute",
-            *(f"{name}: {x!r}" for name, x in sorted((table or {}).items())),
-            zero,
-            repr(plan),
-            recompute,
-            bucket_bytes,
-            blocks,
-            hybrid,
-            lazy,
-            whole,
-            loss_scale,
-        ]
+        arguments += ["distribute", *(f"{name}: {x!r}" for name, x in sorted((table or {}).items())), plan, recompute]
+        arguments += [blocks, zero, bucket_bytes, hybrid, lazy, whole, loss_scale]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
             arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, f"elements of checksum {checksum}"]
@@ -121,9 +118,11 @@ def distribute(
                 module.forward = forward
         chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
         parameters = divide_parameters(model, placements, mesh, context, chain)
-    return Run(
-        model, mesh, parameters, context, chain, plan, zero, loss, weight, bucket_bytes, hybrid, lazy, whole, loss_scale
-    )
+    storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
+    names = [name for name, _ in model.named_parameters()]  # of all stages
+    updates = Updates(storages, parameters, names, whole, loss_scale)
+    pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, plan, context)
+    return Run(model, mesh, parameters, updates, pipeline, loss, weight, lazy)
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:
@@ -138,12 +137,10 @@ def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh)
         if twice := [name for name in matched if name in placements]:
             raise ArgumentError(f"two patterns of the table match {twice[0]!r}; the second one is {pattern!r}")
         placements |= dict.fromkeys(matched, placement)
-    if mesh.shape.cp > 1 and not any(
-        isinstance(x, Vocabulary) and isinstance(modules[name], nn.Embedding) for name, x in placements.items()
-    ):
-        raise ArgumentError(
-            f"cp {mesh.shape.cp} divides positions, and no embedding is placed by Vocabulary, which cuts them"
-        )
+    cut = any(isinstance(x, Vocabulary) and isinstance(modules[name], nn.Embedding) for name, x in placements.items())
+    if mesh.shape.cp > 1 and not cut:
+        wrong = "divides positions, and no embedding is placed by Vocabulary, which cuts them"
+        raise ArgumentError(f"cp {mesh.shape.cp} {wrong}")
     for name, module in modules.items() if mesh.shape.tp > 1 or mesh.shape.cp > 1 else ():
         if name not in placements and [*module.parameters(recurse=False)]:
             raise ArgumentError(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pdgemm.errors import ArgumentError
-from pdgemm.parallel.mesh import Line, Mesh
+from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.flat_shards import FlatShards, owners_of
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
@@ -25,9 +25,11 @@ _ENDS = "ends"  # the axis of the first and the last stage of a pipeline
 class DividedParameter(NamedTuple):
     """A parameter of this rank.
 
-    division : how it is divided.   modules : the modules of this stage that use it.   chunks : with these, ascending.
-    axes : joined by "+", along which its gradients are summed.   copies : the ranks outside of this line that have the
-        same part of it and compute the same gradient.   shape : of the whole parameter.
+    division : how it is divided.   modules : the modules of this stage that use it.
+    chunks : those of the stage with these modules, ascending.
+    axes   : joined by "+", along which its gradients are summed.
+    copies : the number of ranks along tp, with this one, that have the same part and compute the same gradient.
+    shape  : of the whole parameter.
     """
 
     parameter: nn.Parameter
@@ -37,6 +39,9 @@ class DividedParameter(NamedTuple):
     axes: str
     copies: int
     shape: torch.Size
+
+
+Parameters = Mapping[str, DividedParameter]
 
 
 def divide_parameters(
@@ -75,7 +80,7 @@ def divide_parameters(
         parameter.data = part.clone(memory_format=torch.contiguous_format)
         axes = ["edp" if division.axis == "ep" else "dp", "cp", *([division.sums] if division.sums else [])]
         if chain and chain.schedule.stages > 1:
-            stages = sorted({chain.stage_of(module) for module, _ in everywhere})
+            stages = sorted({chain.place(module)[0] for module, _ in everywhere})
             if any(chain.contains(module) for module, _ in everywhere):
                 raise ArgumentError(f"{name!r} belongs to a module that contains the blocks: which stage has it?")
             if len(stages) > 1 and stages != [0, chain.schedule.stages - 1]:
@@ -84,20 +89,14 @@ def divide_parameters(
                 )
             axes += [_ENDS] * (len(stages) > 1)
         copies = 1 if division.axis or division.sums else context.tp.size
-        chunks = sorted(chain.chunk_of(module) for module, _ in own) if chain else [0]  # the first one comes last back
+        chunks = sorted(chain.place(module)[1] for module, _ in own) if chain else [0]  # the first one comes last back
         modules = [x for x, _ in own]
         parameters[name] = DividedParameter(parameter, division, modules, chunks, "+".join(axes), copies, shape)
     return parameters
 
 
 def storages_of(
-    parameters: Mapping[str, DividedParameter],
-    model: nn.Module,
-    mesh: Mesh,
-    zero: int,
-    bucket_bytes: int,
-    hybrid: bool,
-    whole: bool,
+    parameters: Parameters, model: nn.Module, mesh: Mesh, zero: int, bucket_bytes: int, hybrid: bool, whole: bool
 ) -> list[Storage]:
     """Return storages for all parameters: one for each line along which gradients are summed, and each type.
 
@@ -108,7 +107,7 @@ def storages_of(
     for name, x in reversed([*parameters.items()]):
         if x.parameter.requires_grad:
             groups.setdefault((x.axes, str(x.parameter.dtype), x.copies), {})[name] = x
-    storages, tags = list[Storage](), dict[Line, int]()
+    storages = list[Storage]()
     for (axes, _, copies), members in sorted(groups.items(), key=lambda item: item[0]):
         across = mesh.line("edp") if hybrid and axes.startswith("dp") else None
         line, first = mesh.line(axes.replace("dp", "ep", 1) if across else axes), next(iter(members.values())).parameter
@@ -125,12 +124,11 @@ def storages_of(
         shared = line.size, stage, np.dtype(dtype), across.size if across else 1, owners
         layout = FlatShards(tuple(members), words, units, tuple(users), *shared)
         of_torch = {name: x.parameter for name, x in members.items()}
-        storages.append(Storage(line, layout, of_torch, tags.setdefault(line, 1), copies, across))
-        tags[line] += 2 * len(layout.buckets)
+        storages.append(Storage(line, layout, of_torch, copies, across))
     return storages
 
 
-def _units(members: Mapping[str, DividedParameter], model: nn.Module, stage: int, bucket_bytes: int) -> tuple[int, ...]:
+def _units(members: Parameters, model: nn.Module, stage: int, bucket_bytes: int) -> tuple[int, ...]:
     """Return the bucket of each parameter: buckets of up to `bucket_bytes`; with stage 3 one for each unit."""
     units, number, size, last = list[int](), 0, 0, None
     for name, x in members.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,8 +54,10 @@ class Chain:
         chain = [*model.get_submodule(blocks).children()]
         if len(chain) < schedule.blocks:
             raise ArgumentError(f"{blocks!r} has {len(chain)} blocks, and the pipeline has {schedule.blocks} parts")
-        stages, chunks, self._length = schedule.stages, schedule.chunks, len(chain)
-        self.own = [layers_of(len(chain), stages, chunks, stage, chunk) for chunk in range(chunks)]
+        stages, chunks = schedule.stages, schedule.chunks
+        layers = {at: layers_of(len(chain), stages, chunks, *at) for at in product(range(stages), range(chunks))}
+        self._places = {number: at for at, numbers in layers.items() for number in numbers}
+        self.own = [layers[stage, chunk] for chunk in range(chunks)]
         self._chunk = 0
         self._receive: Receive
         self._input: torch.Tensor | None = None
@@ -72,22 +75,11 @@ class Chain:
             if [*module.parameters(recurse=False)]:
                 module.forward = self._end(name, module, module.forward)
 
-    def place(self, module: str) -> str | int:
-        """Return the number of the block with a module; "before" or "after" for a module outside of the blocks."""
+    def place(self, module: str) -> tuple[int, int]:
+        """Return the stage and the chunk with a module."""
         if module.startswith(self._prefix):
-            return int(module[len(self._prefix) :].partition(".")[0])
-        return "after" if module in self.after else "before"
-
-    def stage_of(self, module: str) -> int:
-        """Return the stage with a module."""
-        place, (stages, chunks) = self.place(module), (self.schedule.stages, self.schedule.chunks)
-        if isinstance(place, str):
-            return 0 if place == "before" else stages - 1
-        return next(
-            stage
-            for stage in range(stages)
-            if any(place in layers_of(self._length, stages, chunks, stage, chunk) for chunk in range(chunks))
-        )
+            return self._places[int(module[len(self._prefix) :].partition(".")[0])]
+        return (self.schedule.stages - 1, self.schedule.chunks - 1) if module in self.after else (0, 0)
 
     def contains(self, module: str) -> bool:
         """Return whether a module contains the list of blocks."""
@@ -95,18 +87,11 @@ class Chain:
 
     def is_own(self, module: str) -> bool:
         """Return whether this stage has a module."""
-        return self.stage_of(module) == self.stage
-
-    def chunk_of(self, module: str) -> int:
-        """Return the chunk of this stage with a module that this stage has."""
-        place = self.place(module)
-        if isinstance(place, str):
-            return 0 if place == "before" else self.schedule.chunks - 1
-        return next(chunk for chunk, own in enumerate(self.own) if place in own)
+        return self.place(module)[0] == self.stage
 
     def computes(self, module: str) -> bool:
         """Return whether a module of this stage computes in the present pass, which is of one chunk."""
-        return self.chunk_of(module) == self._chunk
+        return self.place(module)[1] == self._chunk
 
     def forward(self, chunk: int, model: Callable[[], Any], receive: Receive) -> tuple[torch.Tensor | None, Any]:
         """Run a chunk: return its input, or None for the first chunk, and its output.
@@ -136,7 +121,8 @@ class Chain:
             if number in self._seen:
                 raise ArgumentError(f"the model uses block {number} twice in a pass")
             self._seen.add(number)
-            if several and self._is_first and any(map(_needs_gradient, (*others, *options.values()))):
+            tensors = [y for y in (*others, *options.values()) if isinstance(y, torch.Tensor)]
+            if several and self._is_first and any(y.requires_grad for y in tensors):
                 raise ArgumentError(
                     f"block {number} takes a second tensor that depends on parameters, but stages hand over only the "
                     "first one"
@@ -172,18 +158,17 @@ class Chain:
             if before == bool(self._seen):
                 place = "before" if before else "after"
                 raise ArgumentError(f"{name!r} is registered {place} the blocks, but is not used {place} them")
-            return (
-                forward(*arguments, **options) if self._is_first or not before else self._placeholder(module, arguments)
-            )
+            if before and not self._is_first:
+                return self._placeholder(module, arguments[0])
+            return forward(*arguments, **options)
 
         return end
 
-    def _placeholder(self, module: nn.Module, arguments: Any) -> torch.Tensor:
+    def _placeholder(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the shape of the results of a module before the chain, in the memory of one element.
 
         Its elements are NaN, which a model shows that uses more of them than the input of the first block.
         """
-        x: torch.Tensor = arguments[0]
         if isinstance(module, nn.Embedding):
             rows = self._context.own_rows[1] if x.shape[-1] == self._context.length else x.shape[-1]
             return module.weight.new_full((), torch.nan).expand(*x.shape[:-1], rows, module.embedding_dim)
@@ -191,10 +176,6 @@ class Chain:
             dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
             return x.new_full((), torch.nan, dtype=dtype).expand(*x.shape[:-1], module.out_features)
         return x
-
-
-def _needs_gradient(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 class StepPasses(Protocol):
@@ -224,7 +205,7 @@ class Pipeline:
     """
 
     def __init__(self, line: Line, chain: Chain | None, schedule: PipelineSchedule, context: Context) -> None:
-        self._line, self._chain, self._schedule, self._context = line, chain, schedule, context
+        self._line, self.chain, self.schedule, self.context = line, chain, schedule, context
         self._local = dict[Handover, torch.Tensor]()  # results for the next block, on this stage
         self._sent = list[list[Arrival]]()
         self.peak = 0
@@ -232,7 +213,7 @@ class Pipeline:
     def evaluate(self, passes: StepPasses) -> None:
         """Carry out the forward passes of a step, without gradients.  Collective over the line."""
         with torch.no_grad():
-            for (kind, microbatch, chunk), takes, gives in self._schedule.steps(self._line.rank):
+            for (kind, microbatch, chunk), takes, gives in self.schedule.steps(self._line.rank):
                 if kind == "F":
                     _, y = self._forward(microbatch, chunk, takes, passes)
                     if gives:
@@ -246,9 +227,9 @@ class Pipeline:
         live = dict[tuple[int, int], tuple[torch.Tensor | None, Any]]()
         delayed = dict[tuple[int, int], list[Callable[[], None]]]()
         self.peak = 0
-        for (kind, microbatch, chunk), takes, gives in self._schedule.steps(self._line.rank):
+        for (kind, microbatch, chunk), takes, gives in self.schedule.steps(self._line.rank):
             key, result = (microbatch, chunk), None
-            products = self._context.delayed = list[Callable[[], None]]() if self._schedule.split else None
+            products = self.context.delayed = list[Callable[[], None]]() if self.schedule.split else None
             if kind != "F":
                 passes.begin_gradients(microbatch)
             if kind == "F":
@@ -270,7 +251,7 @@ class Pipeline:
                 with torch.autocast("cpu", enabled=False):
                     for product in delayed.pop(key):
                         product()
-            if kind == ("W" if self._schedule.split else "B"):
+            if kind == ("W" if self.schedule.split else "B"):
                 passes.end_gradients(chunk)
             if gives:
                 assert result is not None
@@ -280,14 +261,14 @@ class Pipeline:
     def _forward(
         self, microbatch: int, chunk: int, takes: Handover | None, passes: StepPasses
     ) -> tuple[torch.Tensor | None, Any]:
-        if self._chain is None:
+        if self.chain is None:
             return None, passes.model(microbatch)
 
         def receive(like: torch.Tensor) -> torch.Tensor:
             assert takes
             return self._taken(takes, like).requires_grad_()
 
-        return self._chain.forward(chunk, lambda: passes.model(microbatch), receive)
+        return self.chain.forward(chunk, lambda: passes.model(microbatch), receive)
 
     # ---------------------------------------------------------------- messages
     def _end_sends(self) -> None:
@@ -324,4 +305,4 @@ class Pipeline:
         """Start to send or to receive a tensor, which the requests keep alive."""
         if self._line.mesh.is_counting:
             return [MPI.REQUEST_NULL] * bool(x.numel())
-        return byte_requests(start, flat_array(x).view(np.uint8), rank, self._schedule.number(what))
+        return byte_requests(start, flat_array(x).view(np.uint8), rank, self.schedule.number(what))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ class UpdatedPart:
     """The part of a parameter that this rank updates.
 
     name : of the parameter.   span : its elements in the flat parameter.   weights : what the optimizer updates.
-    gradient : of the loss.  Both have the shape of the parameter if they are the whole matrix of this rank.
+    gradient : of the loss.  Both are flat; but where they are all that this rank has of a parameter of several
+        dimensions, they have its shape.
     """
 
     name: str
@@ -38,24 +40,18 @@ class Storage:
     """The parameters that the ranks of a line have in common, and their gradients.  Collective over the line.
 
     layout : the `FlatShards`.   parameters : of this rank, by name; afterwards their elements are in flat storage.
-    first_tag : of as many message tags as there are buckets, twice.   copies : ranks outside of the line with the same
-        parameters and the same gradients.   groups : the line of the groups of `layout`, or None.
+    copies : see `DividedParameter`.   groups : the line of the groups of `layout`, or None.
 
     A gradient that autograd has accumulated is added to flat storage, and the last one of a bucket starts the reduction
     of the bucket: with stages 0 and 1 in the last microbatch of a step, with stages 2 and 3 in each.
     """
 
     def __init__(
-        self,
-        line: Line,
-        layout: FlatShards,
-        parameters: dict[str, nn.Parameter],
-        first_tag: int,
-        copies: int = 1,
-        groups: Line | None = None,
+        self, line: Line, layout: FlatShards, parameters: dict[str, nn.Parameter], copies: int, groups: Line | None
     ) -> None:
-        self._groups, self._coming = groups, dict[int, Arrival]()  # parameters of buckets that are being made whole
-        self.line, self.layout, self.parameters, self._tag, self.copies = line, layout, parameters, first_tag, copies
+        self.line, self.layout, self.parameters, self.copies, self._groups = line, layout, parameters, copies, groups
+        self._tag = line.first_tag(2 * len(layout.buckets))  # of gradients, and then of parameters, of each bucket
+        self._coming = dict[int, Arrival]()  # parameters of buckets that are being made whole
         first = next(iter(parameters.values()))
         self.dtype, self.wide = first.dtype, WIDE.get(first.dtype, torch.float32)
         self._bucket_of = {name: bucket for bucket in layout.buckets for name in bucket.names}
@@ -155,6 +151,7 @@ class Storage:
 
         The loss may not depend on some of them: their gradients are 0, and their buckets are reduced now.
         """
+        self.free(names)  # a block that returns its input, too, is made whole again behind its gradients
         for bucket in self.buckets(names):
             if self._missing[bucket.number]:
                 self._sums(bucket)
@@ -162,7 +159,8 @@ class Storage:
             self._missing[bucket.number] = len(bucket.names)
 
     def finish(self) -> None:
-        """Wait for all reductions of a step."""
+        """Wait for all transfers of a step, also of parameters that no pass has used."""
+        self.complete()
         for group in self._runs.values():
             self.line.mesh.transfers.wait(group)
         self._runs.clear()
@@ -184,12 +182,9 @@ class Storage:
         """Return the parts of parameters that this rank updates."""
         pieces, weights = list[UpdatedPart](), self.masters or self._updated_parts()
         for bucket in self.layout.buckets:
-            own, place = weights[bucket.number], self.layout.part(bucket, self.line.rank)
-            if not self.layout.stage:
-                place = slice(bucket.start, bucket.stop)
-            sums = self.gradients[bucket.number]
-            if self.layout.stage == 1:
-                sums = self._part_of(bucket, sums)
+            own, sums, place = weights[bucket.number], self.gradients[bucket.number], slice(bucket.start, bucket.stop)
+            if self.layout.stage:
+                sums, place = self._own_gradients(bucket), self.layout.part(bucket, self.line.rank)
             for name in bucket.names:
                 at = self.layout.places[name]
                 start, stop = max(at.start, place.start), min(at.stop, place.stop)
@@ -205,10 +200,8 @@ class Storage:
 
     def squares(self) -> float:
         """Return the sum of the squares of this rank's part of the reduced gradients, divided by the groups."""
-        total = 0.0
-        for bucket in self.layout.buckets:
-            total += float(torch.linalg.vector_norm(self._own_gradients(bucket), dtype=torch.float64)) ** 2
-        return total / self.layout.groups
+        norms = (torch.linalg.vector_norm(self._own_gradients(x), dtype=torch.float64) for x in self.layout.buckets)
+        return sum(float(x) ** 2 for x in norms) / self.layout.groups
 
     # ---------------------------------------------------------------- parameters
     def checksum(self) -> int:
@@ -222,16 +215,19 @@ class Storage:
 
     def difference(self, tp: Line) -> int:
         """Return this rank's addend of a sum over all ranks, which is 0 if all copies of the parameters are equal."""
-        first, copies = tp.rank == 0 or self.copies == 1, self.copies
-        if self.layout.stage < 3:
-            first, copies = first and self.line.rank == 0, copies * self.line.size
+        lines = self._of_copies(tp)
+        copies, first = prod(line.size for line in lines), not any(line.rank for line in lines)
         return (copies * first - 1) * self.checksum() if copies > 1 else 0
 
     def differs(self, tp: Line) -> bool:
-        """Return whether copies of the parameters differ.  Collective over this line and that along tp."""
-        lines = [self.line] * (self.layout.stage < 3) + [tp] * (self.copies > 1)
-        checksums = [line.comm.allgather(self.checksum()) for line in lines]
+        """Return whether copies of the parameters differ.  Collective over the lines of these copies."""
+        checksums = [line.comm.allgather(self.checksum()) for line in self._of_copies(tp)]
         return any(len({*x}) > 1 for x in checksums)
+
+    def _of_copies(self, tp: Line) -> list[Line]:
+        """Return the lines of ranks with the same parameters between steps."""
+        groups = [self._groups] if self._groups else []
+        return [self.line] * (self.layout.stage < 3) + [tp] * (self.copies > 1) + groups
 
     def updated(self) -> None:
         """Copy master weights to parameters, and start to make parameters whole that were updated in parts.
@@ -248,8 +244,7 @@ class Storage:
 
     def complete(self) -> None:
         """Wait until all parameters are whole that were updated in parts."""
-        for arrival in self._coming.values():
-            self.line.mesh.transfers.wait([arrival])
+        self.line.mesh.transfers.wait([*self._coming.values()])
         self._coming.clear()
 
     def buckets(self, names: Sequence[str]) -> list[FlatBucket]:
@@ -262,9 +257,7 @@ class Storage:
             whole = self._whole[bucket.number]
             if bucket.number in self._coming:
                 self.line.mesh.transfers.wait([self._coming.pop(bucket.number)])
-            if self.layout.stage < 3:
-                continue
-            if whole.untyped_storage().size():
+            if self.layout.stage < 3 or whole.untyped_storage().size():
                 continue
             whole.untyped_storage().resize_(bucket.words * whole.itemsize)
             self._part_of(bucket, whole).copy_(self._own[bucket.number])
@@ -272,13 +265,8 @@ class Storage:
                 self.line.mesh.transfers.wait([self._gathering(bucket)])
 
     def _gathering(self, bucket: FlatBucket) -> Arrival:
-        collective, whole = self.layout.gathering(bucket), self._whole[bucket.number]
-        return self.line.start(
-            collective,
-            flat_array(whole, resizable=self.layout.stage == 3),
-            "parameters",
-            self._tag + 2 * bucket.number + 1,
-        )
+        whole, tag = flat_array(self._whole[bucket.number], self.layout.stage == 3), self._tag + 2 * bucket.number + 1
+        return self.line.start(self.layout.gathering(bucket), whole, "parameters", tag)
 
     def free(self, names: Sequence[str]) -> None:
         """Free the buckets of these parameters, with stage 3, until they are gathered again."""

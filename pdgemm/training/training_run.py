@@ -19,14 +19,11 @@ from torch.utils._pytree import tree_leaves
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support import watchdog
 from pdgemm.support.agreement import agree, raised_on, together
 from pdgemm.support.files import write_line
-from pdgemm.training.layers.context import Context
-from pdgemm.training.loss_scale import LossScale
-from pdgemm.training.parameters import DividedParameter, storages_of, unit_of
-from pdgemm.training.stages import Chain, Pipeline
+from pdgemm.training.parameters import Parameters, unit_of
+from pdgemm.training.stages import Pipeline
 from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.updates import Rule, Updates
 
@@ -40,7 +37,7 @@ class StepReport:
     """The last step of a rank.
 
     loss, norm : the mean loss, and the norm of the gradients, the same numbers on all ranks.
-    seconds    : of the step on this rank.   waited : the seconds of these in which it waited for messages.
+    seconds    : of the step on this rank.   waited : those of them in which the rank waited for messages.
     traffic    : the words and messages that this rank sent and received, by kind.
     """
 
@@ -55,7 +52,7 @@ class Run(RunStates):
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
-    updates    : its rules, and the parts of parameters that this rank updates.   pipeline : the passes of a step.
+    updates    : the rules, and the parts of parameters that this rank updates.   pipeline : the passes of a step.
     norm : of the gradients of the last step.   steps : their number, of this run and of the runs that it continues.
     report     : of the last step, after the first one.
     """
@@ -66,33 +63,23 @@ class Run(RunStates):
         self,
         model: nn.Module,
         mesh: Mesh,
-        parameters: Mapping[str, DividedParameter],
-        context: Context,
-        chain: Chain | None,
-        schedule: PipelineSchedule,
-        zero: int,
+        parameters: Parameters,
+        updates: Updates,
+        pipeline: Pipeline,
         loss: Loss | None,
         weight: Weight | None,
-        bucket_bytes: int,
-        hybrid: bool,
         lazy: bool,
-        whole: bool,
-        scale: LossScale | None,
     ) -> None:
-        self.model, self.mesh, self.parameters, self.schedule = model, mesh, parameters, schedule
-        self.norm, self._context, self._loss, self._weight = 0.0, context, loss, weight
-        self.storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
-        self._names = [name for name, _ in model.named_parameters()]  # of all stages
-        self.updates = Updates(self.storages, parameters, self._names, context.tp, whole, scale)
-        self.chain, self.steps = chain, 0
-        self.pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, schedule, context)
+        self.model, self.mesh, self.parameters, self.storages = model, mesh, parameters, updates.storages
+        self.updates, self.pipeline, self.chain, self.schedule = updates, pipeline, pipeline.chain, pipeline.schedule
+        self._context, self._loss, self._weight, self._lazy = pipeline.context, loss, weight, lazy
+        self.norm, self.steps = 0.0, 0
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
-        context.add_gradient = self._add_gradient
-        for storage in self.storages:
-            storage.delayed = schedule.split or any(len({*parameters[x].chunks}) > 1 for x in storage.parameters)
-        self._lazy = lazy
-        if zero == 3 or lazy:
-            self._gather_in_passes(chain)
+        self._context.add_gradient = self._add_gradient
+        for x in self.storages:
+            x.delayed = self.schedule.split or any(len({*parameters[name].chunks}) > 1 for name in x.parameters)
+        if lazy or any(x.layout.stage == 3 for x in self.storages):
+            self._gather_in_passes()
 
     def optimizer(
         self, rule: Rule | Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
@@ -105,17 +92,17 @@ class Run(RunStates):
         groups : patterns of parameter names, and the options of the rule for these parameters; the first pattern that
             matches counts.   options : of the rules, for all parameters.
 
-        Schedulers of torch can change its rate.  With zero > 0 its state is that of this rank's parts.  A rule that
-        does not update each element by itself needs whole=True in `distribute`, unless each rank has all elements.
-        A second call replaces the rules, and their state is lost.
+        Schedulers of torch can change the rate of a rule.  With zero > 0 a rule has the state of this rank's parts.
+        One that does not update each element by itself needs whole=True in `distribute`, unless each rank has all
+        elements.  A second call replaces the rules, and their state is lost.
         Raises ArgumentError on all ranks where no parameter matches a pattern, where a parameter has no rule, for
         LBFGS, and where Muon or Adafactor would get parts of matrices.
         """
         rules, groups = dict(rule) if isinstance(rule, Mapping) else {"*": rule}, dict(groups or {})
         with together(self.mesh.comm) as arguments:
             arguments += ["optimizer", *map(str, (*rules.items(), *groups.items(), *options.items()))]
-            self.updates.set_rules(rules, groups, options)
-        self.updates.read()
+            chosen = self.updates.choose(rules, groups, options)
+        self.updates.use(*chosen)
         return self.updates.optimizers if isinstance(rule, Mapping) else self.updates.optimizers[0]
 
     def step(self, *batch: torch.Tensor, clip: float | None = None) -> float:
@@ -127,22 +114,18 @@ class Run(RunStates):
         An exception of one rank ends the job, after this rank has printed its traceback.
         """
         with _ending_the_job(self.mesh.comm):
-            traffic = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
+            before = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
             start, waited = perf_counter(), self.mesh.recorder.seconds.get("wait", 0.0)
             sums = self._reduced(batch)
             self._check(*sums[:6])
-            used = {name for name, number in zip(self._names, sums[7:]) if number}
+            used = {name for name, number in zip(self.updates.names, sums[7:]) if number}
             loss, self.norm = sums[0], self.updates.update(sums[6], clip, used)
             for storage in self.storages if not self._lazy else ():
                 storage.complete()
             self.steps += 1
-            self.report = StepReport(
-                loss,
-                self.norm,
-                perf_counter() - start,
-                self.mesh.recorder.seconds.get("wait", 0.0) - waited,
-                {kind: x - traffic.get(kind, Traffic()) for kind, x in self.mesh.traffic.items()},
-            )
+            seconds, waited = perf_counter() - start, self.mesh.recorder.seconds.get("wait", 0.0) - waited
+            traffic = {kind: x - before.get(kind, Traffic()) for kind, x in self.mesh.traffic.items()}
+            self.report = StepReport(loss, self.norm, seconds, waited, traffic)
         return loss
 
     def _reduced(self, batch: tuple[torch.Tensor, ...]) -> list[float]:
@@ -157,15 +140,14 @@ class Run(RunStates):
         self.pipeline.run(passes)
         for storage in self.storages:
             storage.finish()
-        total = passes.total if mesh.index("pp") == self.schedule.stages - 1 else 0.0
-        of_first = total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
+        of_first = passes.total if mesh.index("tp") == mesh.index("cp") == 0 else 0.0
         squares = sum(x.squares() / x.copies for x in self.storages)
         copied = sum(x.squares() for x in self.storages if x.copies > 1)
         of_copies = copied if mesh.index("tp") == 0 else 0.0
         different = sum(x.difference(self._context.tp) for x in self.storages)
         received = set[str]().union(*(x.received for x in self.storages))
-        uses = [float(name in received) for name in self._names]
-        numbers = of_first, total, of_copies, copied, self._context.has_attended, different, squares
+        uses = [float(name in received) for name in self.updates.names]
+        numbers = of_first, passes.total, of_copies, copied, self._context.has_attended, different, squares
         return mesh.sum(*numbers, *uses)
 
     def evaluate(self, *batch: torch.Tensor) -> float:
@@ -176,9 +158,8 @@ class Run(RunStates):
         with _ending_the_job(self.mesh.comm):
             passes = _Step(self, batch)
             self.pipeline.evaluate(passes)
-            is_last = self.mesh.index("pp") == self.schedule.stages - 1
             is_first = self.mesh.index("tp") == self.mesh.index("cp") == 0
-            (loss,) = self.mesh.sum(passes.total if is_last and is_first else 0.0)
+            (loss,) = self.mesh.sum(passes.total if is_first else 0.0)
         return loss
 
     def _check(
@@ -222,17 +203,15 @@ class Run(RunStates):
         return stored.division.joined(self.mesh.line(stored.division.axis).comm.allgather(part))
 
     def expected(self, *batch: torch.Tensor) -> dict[str, Traffic]:
-        """Return the traffic of a step of this rank by kind, from the formulas of its exchanges.
+        """Return the traffic of a step of this rank by kind, from the formulas of its exchanges.  Collective.
 
-        batch : tensors of the sizes of a step's; None: the traffic of gradients and parameters alone.  The rank
-            computes the passes of a step, in which nothing is moved; parameters and gradients stay as they are.
+        batch : tensors of the sizes of a step's: this rank computes the passes of a step, in which nothing is moved and
+            no parameter changes.  Without a batch only traffic of gradients, parameters and owners is returned.
         """
         total = dict[str, Traffic]()
         if batch:
             with self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
                 self._reduced(batch)
-            for storage in self.storages:
-                storage.begin_step()
             total |= counted
         total |= {"gradients": Traffic(), "parameters": Traffic()}
         if owners := self.updates.owners:
@@ -247,16 +226,20 @@ class Run(RunStates):
 
         state_words : the numbers that the optimizer keeps for each element; 2 for Adam and AdamW.
         """
-        kinds = Counter[str]()
+        at_owners, kinds = self.updates.whole_names, Counter[str]()
         for storage in self.storages:
-            kinds.update(storage.layout.bytes(storage.line.rank, state_words))
+            kept = 0 if at_owners.intersection(storage.parameters) else state_words
+            kinds.update(storage.layout.bytes(storage.line.rank, kept))
+        for owners in self.updates.owners:
+            kinds.update(owners.bytes(state_words))
+        kinds["parameters"] += sum(x.nbytes for x, *_ in self.parameters.values() if not x.requires_grad)
         return dict(kinds)
 
     def _add_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         name = next(name for name, x in self.parameters.items() if x.parameter is parameter)
         next(x for x in self.storages if name in x.parameters).add(name, gradient)
 
-    def _gather_in_passes(self, chain: Chain | None) -> None:
+    def _gather_in_passes(self) -> None:
         """Make the parameters of a unit whole before each pass through it, and free them afterwards."""
         units = dict[str, dict[str, None]]()
         for name, stored in self.parameters.items():
@@ -264,22 +247,19 @@ class Run(RunStates):
                 units.setdefault(unit_of(self.model, user), {})[name] = None
         for unit, names in units.items():
             module = self.model.get_submodule(unit)
-            computes = partial(chain.computes, unit) if chain else lambda: True
-            module.register_forward_pre_hook(partial(self._begin_forward, [*names], computes))
-            module.register_forward_hook(partial(self._end_forward, [*names], computes), always_call=True)
+            module.register_forward_pre_hook(partial(self._begin_forward, unit, [*names]))
+            module.register_forward_hook(partial(self._end_forward, unit, [*names]), always_call=True)
 
     def _gather(self, names: list[str], *_: Any) -> None:
         for storage in self.storages:
             storage.gather(names)
 
-    def _begin_forward(self, names: list[str], computes: Callable[[], bool], *_: Any) -> None:
-        if computes():
+    def _begin_forward(self, unit: str, names: list[str], *_: Any) -> None:
+        if not self.chain or self.chain.computes(unit):
             self._gather(names)
 
-    def _end_forward(
-        self, names: list[str], computes: Callable[[], bool], module: nn.Module, inputs: Any, output: Any
-    ) -> None:
-        if not computes():
+    def _end_forward(self, unit: str, names: list[str], module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.chain and not self.chain.computes(unit):
             return
         for y in tree_leaves(getattr(output, "part", output)):
             if isinstance(y, torch.Tensor) and y.requires_grad:
@@ -290,7 +270,10 @@ class Run(RunStates):
 
 
 class _Step:
-    """The passes of a step: see `pdgemm.training.stages.StepPasses`.   total : this rank's share of the mean loss."""
+    """The passes of a step: see `pdgemm.training.stages.StepPasses`.
+
+    total : the part of this rank's samples in the mean loss; 0 on all stages but the last.
+    """
 
     def __init__(self, run: Run, batch: tuple[torch.Tensor, ...]) -> None:
         self._run, self.total = run, 0.0
@@ -300,6 +283,7 @@ class _Step:
             raise ArgumentError(f"{len(batch[0])} samples are too few for {len(self._batches)} microbatches")
         self._totals = run.mesh.sum(*self._weights, axis="dp")
         self._weight = sum(self._totals)
+        self._scale = run.updates.scale.value if run.updates.scale else 1.0
         if not self._weight > 0:
             raise ArgumentError(f"the weights of all samples add up to {self._weight}, which must be more than 0")
         if not all(self._weights):
@@ -308,7 +292,7 @@ class _Step:
     def model(self, microbatch: int) -> Any:
         run, inputs = self._run, self._batches[microbatch]
         run._context.begin(inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
-        run._context.share = self._totals[microbatch] / self._weight
+        run._context.share = self._totals[microbatch] / self._weight * self._scale
         with run._context.active():
             return run.model(*(inputs[:1] if run._loss else inputs))
 
@@ -318,8 +302,7 @@ class _Step:
             loss = run._loss(result, *self._batches[microbatch][1:]) if run._loss else _loss_in(result)
         share = self._weights[microbatch] / self._weight
         self.total += float(loss.detach()) * share
-        scale = run.updates.scale.value if run.updates.scale else 1.0
-        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (share * scale)
+        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (share * self._scale)
 
     def begin_gradients(self, microbatch: int) -> None:
         for storage in self._run.storages:

@@ -11,69 +11,51 @@ import torch
 from torch import nn
 
 from pdgemm.errors import ArgumentError
-from pdgemm.parallel.mesh import Line
 from pdgemm.training.loss_scale import LossScale
 from pdgemm.training.owners import Owners
-from pdgemm.training.parameters import DividedParameter
+from pdgemm.training.parameters import Parameters
 from pdgemm.training.storage import Storage, UpdatedPart
 
 WHOLE = {"Adafactor", "Muon"}  # rules of torch that depend on the shapes of parameters
 Rule = Callable[..., torch.optim.Optimizer]
+Chosen = tuple[list[torch.optim.Optimizer], list[UpdatedPart], list[Owners]]
+Groups = Mapping[str, Mapping[str, Any]]  # options for patterns of names
 
 
 class Updates:
     """The rules of a run, and the parts of parameters that they update on this rank.
 
-    storages, parameters : of the run.   names : of the parameters of all stages.   tp : the ranks along tp.
+    storages, parameters : of the run.   names : of the parameters of all stages.
     whole : a rule updates whole parameters.   scale : of the loss, or None.
-    optimizers : of torch; none before `set_rules`.   parts : of parameters, that this rank updates.
-    owners : the exchanges of parameters that tp divides with their owners, if `whole`.
+    optimizers : of torch; none before `use`.   parts : of parameters, that this rank updates.
+    owners : with `whole`, those of the parameters that tp divides.
     """
 
     def __init__(
-        self,
-        storages: list[Storage],
-        parameters: Mapping[str, DividedParameter],
-        names: list[str],
-        tp: Line,
-        whole: bool,
-        scale: LossScale | None,
+        self, storages: list[Storage], parameters: Parameters, names: list[str], whole: bool, scale: LossScale | None
     ) -> None:
-        self._storages, self._parameters, self._names, self._tp = storages, parameters, names, tp
-        self._whole, self.scale = whole, scale
+        self.storages, self.names, self._parameters, self._whole, self.scale = storages, names, parameters, whole, scale
         self.optimizers, self.owners = list[torch.optim.Optimizer](), list[Owners]()
         self.parts = [part for storage in storages for part in storage.pieces()]
 
-    def set_rules(
-        self, rules: Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> None:
-        """Make optimizers for patterns of names: see `Run.optimizer`.  Raises ArgumentError, also on one rank."""
-        divided = [x for x in self._storages if self._whole and self._is_divided(x)]
-        owners = [Owners(self._tp, x, self._parameters) for x in divided]
-        parts = [part for x in self._storages if x not in divided for part in x.pieces()]
+    def choose(self, rules: Mapping[str, Rule], groups: Groups, options: Mapping[str, Any]) -> Chosen:
+        """Return optimizers for patterns of names, with what they update.  Raises ArgumentError, also on one rank."""
+        axes = {x: self._parameters[x.layout.names[0]].division.axis for x in self.storages}  # one for all of a storage
+        divided = [x for x in axes if self._whole and axes[x] == "tp" and x.line.mesh.shape.tp > 1]
+        owners = [Owners(x, self._parameters) for x in divided]
+        parts = [part for x in axes if x not in divided for part in x.pieces()]
         parts += [part for x in owners for part in x.pieces]
         for pattern in (*rules, *groups):
-            if not any(fnmatchcase(name, pattern) for name in self._names):
-                raise ArgumentError(f"no parameter matches {pattern!r}; parameters are {', '.join(self._names)}")
+            if not any(fnmatchcase(name, pattern) for name in self.names):
+                raise ArgumentError(f"no parameter matches {pattern!r}; parameters are {', '.join(self.names)}")
         by_rule: dict[str | None, list[UpdatedPart]] = {pattern: [] for pattern in rules}
         for part in parts:
             by_rule.setdefault(_first_match(part.name, rules), []).append(part)
         if None in by_rule:
             raise ArgumentError(f"no rule matches {by_rule[None][0].name!r}: add one, such as for the pattern '*'")
-        self.optimizers = [self._ruled(rules[x], by_rule[x], groups, options) for x in rules]
-        self.parts, self.owners = parts, owners
+        return [self._ruled(rules[x], by_rule[x], groups, options) for x in rules], parts, owners
 
-    def _is_divided(self, storage: Storage) -> bool:
-        """Return whether a storage has parts along tp of its parameters."""
-        return self._tp.size > 1 and self._parameters[storage.layout.names[0]].division.axis == "tp"
-
-    def _ruled(
-        self,
-        rule: Rule,
-        parts: list[UpdatedPart],
-        groups: Mapping[str, Mapping[str, Any]],
-        options: Mapping[str, Any],
-    ) -> torch.optim.Optimizer:
+    def _ruled(self, rule: Rule, parts: list[UpdatedPart], groups: Groups, options: Mapping[str, Any]) -> Any:
         """Return a rule for parts of parameters.  Raises ArgumentError."""
         kind: Any = getattr(rule, "func", rule)  # of a partial function
         names = {getattr(x, "__name__", "") for x in getattr(kind, "__mro__", [kind])}
@@ -95,12 +77,13 @@ class Updates:
     @property
     def whole_names(self) -> set[str]:
         """The parameters that owners along tp update whole."""
-        return {name for x in self.owners for name in x.layout.names}
+        return {name for x in self.owners for name in x.storage.parameters}
 
-    def read(self) -> None:
-        """Bring weights to the owners of whole parameters, which `owners` has.  Collective."""
-        for owners in self.owners:
-            owners.read()
+    def use(self, optimizers: list[torch.optim.Optimizer], parts: list[UpdatedPart], owners: list[Owners]) -> None:
+        """Let these optimizers update, and bring weights to the owners of whole parameters.  Collective."""
+        self.optimizers, self.parts, self.owners = optimizers, parts, owners
+        for each in owners:
+            each.read()
 
     def update(self, square: float, clip: float | None, used: set[str]) -> float:
         """Update the parts of this rank, and begin to make the parameters whole; return the norm of the gradients.
@@ -111,8 +94,6 @@ class Updates:
         scale, is_finite = self.scale.value if self.scale else 1.0, isfinite(square)
         norm = square**0.5 / scale
         factor = (min(1.0, clip / (norm + 1e-6)) if clip is not None else 1.0) / scale
-        for storage in self._storages:
-            storage.complete()
         for owners in self.owners:
             owners.begin_update()
         for part in self.parts:
@@ -132,7 +113,7 @@ class Updates:
         """Begin to make the parameters whole of which this rank has set its parts.  Collective."""
         for owners in self.owners:
             owners.end_update()
-        for storage in self._storages:
+        for storage in self.storages:
             storage.updated()
 
 

@@ -134,7 +134,11 @@ class TrainingStep:
     def bytes_of(self, stage: int) -> dict[str, float]:
         """Return the bytes of a rank of a stage by kind."""
         total = sums_by_name(x.bytes(self.layout.element) for x in self.state_of(stage))
-        total["optimizer"] -= self.layout.wide * self.owned_words(stage)
+        owned = self.layout.wide * self.owned_words(stage)  # Muon keeps one moment
+        if self.layout.tp > 1:  # owners have whole weights in place of the other one, and whole gradients
+            total["gradients"] += owned
+        else:
+            total["optimizer"] -= owned
         kept = self.in_flight(stage) * self.blocks_of(stage) / self.layout.chunks * self.layers.block.kept
         scores = self.layers.last.layers[-1].kept if stage == self.layout.pp - 1 else 0
         return {**total, "activations": kept, "scores": scores}

@@ -27,9 +27,10 @@ class Context:
     """What the layers of a model share on a rank.
 
     sequence : between layers, activations are divided along tp by positions; otherwise they are replicated.
-    share    : of the microbatch, with all replicas, in the loss of a step.
+    share    : of the microbatch, with all replicas, in the loss of a step, times the loss scale.
     length   : the positions of a sequence of this step.   positions : of this rank along cp, ascending.
     delayed  : products of gradients of weights that a schedule computes later, or None where they are computed at once.
+    add_gradient : a function of a parameter and of such a gradient, which is added to those of the step.
     """
 
     def __init__(self, mesh: Mesh, sequence: bool, recompute_attention: bool = False) -> None:

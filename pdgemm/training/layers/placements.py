@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.schedules.training.mesh_shape import block_of
@@ -26,8 +28,8 @@ class Division:
 
     axis  : "tp" or "ep"; "" for a parameter that all ranks have whole.
     dim   : the dimension that is cut into blocks; `parts` equal parts of it are each cut, as queries, keys and values.
-    sums  : further axes over which gradients are summed, beside those of data and context: "tp" where each rank
-        computes the part of the gradient of its rows.
+    sums  : the axis over which gradients are summed, beside those of data and context: "tp" where each rank along tp
+        computes the gradient of its own rows.
     """
 
     axis: str = ""
@@ -121,13 +123,9 @@ class Positions(ModulePlacement):
             own = context.positions if self.heads else context.positions.narrow(0, *context.own_rows)
             local = context.own_rows[1]  # a model may number the rows of its activations from 0
             if local != context.length and any(_counts(x, local) for x in (*arguments, *options.values())):
-                arguments = tuple(own.expand(*x.shape[:-1], -1) if _counts(x, local) else x for x in arguments)
-                options = {k: own.expand(*x.shape[:-1], -1) if _counts(x, local) else x for k, x in options.items()}
-                return forward(*arguments, **options)
-            results = forward(*arguments, **options)
-            if isinstance(results, torch.Tensor):
-                return results.index_select(-2, own)
-            return type(results)(x.index_select(-2, own) for x in results)
+                numbered = partial(tree_map, lambda x: own.expand(*x.shape[:-1], -1) if _counts(x, local) else x)
+                return forward(*numbered(arguments), **numbered(options))
+            return tree_map(lambda x: x.index_select(-2, own), forward(*arguments, **options))
 
         return positions
 
@@ -154,10 +152,7 @@ class Columns(ModulePlacement):
         return {"weight": weight, "bias": Division("tp", 0, self.parts)}
 
     def forward(self, module: nn.Module, context: Context) -> Callable[..., Any] | None:
-        def columns(x: torch.Tensor) -> torch.Tensor:
-            return context.linear(context.entered(x), module)
-
-        return columns
+        return lambda x: context.linear(context.entered(x), module)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.agreement import together
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division
-from pdgemm.training.parameters import DividedParameter
+from pdgemm.training.parameters import Parameters
 from pdgemm.training.stages import Chain
 from pdgemm.training.states.name_tables import FileTensor, Match, Named, Names, check_tensors, matches, table_shape
 from pdgemm.training.storage import WIDE, Storage
@@ -63,7 +63,8 @@ class WholeTensors:
 
     owned : what each rank has of each, by rank.   types : of parameters and buffers in the model, by all their names.
     names : the parameter that a name of the model means, where modules share parameters.
-    numbers : what the optimizer keeps once for each of its groups, such as the number of its steps.
+    numbers : for each group of the optimizer, what it keeps once for a parameter, such as the number of its steps: by
+        name, and under "" those of all other parameters.
     """
 
     def __init__(self, run: RunStates, optimizers: Optimizers) -> None:
@@ -77,7 +78,11 @@ class WholeTensors:
             self._add_model()
             numbers = self._add_kept(optimizers)
         everywhere = run.mesh.comm.allgather((self._own, numbers))
-        self.numbers: list[dict[str, Any]] = [next(filter(None, x), {}) for x in zip(*(x for _, x in everywhere))]
+        self.numbers = list[dict[str, Any]]()
+        for ranks in zip(*(x for _, x in everywhere)):
+            of_names = {name: x for own in ranks for name, x in own.items()}
+            most: dict[str, Any] = next(iter(of_names.values()), {})
+            self.numbers.append({"": most} | {name: x for name, x in of_names.items() if x != most})
         names = [*(self.names.get(name, name) for name in in_model), *(name for own, _ in everywhere for name in own)]
         self.owned = {
             name: {rank: own[name] for rank, (own, _) in enumerate(everywhere) if name in own}
@@ -104,19 +109,18 @@ class WholeTensors:
                 self._own[name] = Owned(Division(), x.dtype, 0, x.shape, 0, x.numel())
 
     def _add_kept(self, optimizers: Optimizers) -> list[dict[str, Any]]:
-        """Add what optimizers keep on this rank, and return the numbers that they keep for each group."""
+        """Add what optimizers keep on this rank, and return the numbers that they keep, by group and parameter."""
         numbers, names = list[dict[str, Any]](), {id(piece.weights): piece.name for piece in self._run.updates.parts}
         for optimizer, group in _groups(optimizers):
             numbers.append({})
             for weights in group["params"]:
                 for key, x in optimizer.state.get(weights, {}).items():
-                    tensor = isinstance(x, torch.Tensor)
+                    tensor, name = isinstance(x, torch.Tensor), names[id(weights)]
                     if tensor and x.shape == weights.shape:
-                        name = f"{_OPTIMIZER}{key}/{names[id(weights)]}"
-                        self._elements[name] = x.view(-1)
-                        self._own[name] = self._own[names[id(weights)]]._replace(dtype=x.dtype)
+                        self._elements[kept := f"{_OPTIMIZER}{key}/{name}"] = x.view(-1)
+                        self._own[kept] = self._own[name]._replace(dtype=x.dtype)
                     elif (tensor and not x.dim()) or isinstance(x, (int, float)):
-                        numbers[-1][key] = [x.item()] if tensor else x
+                        numbers[-1].setdefault(name, {})[key] = [x.item()] if tensor else x
                     elif x is not None:
                         what = f"{key!r} of {type(optimizer).__name__} is {getattr(x, 'shape', x)!r:.60}"
                         raise ArgumentError(f"{what}: states have numbers, and tensors of the shapes of parameters")
@@ -133,7 +137,7 @@ class WholeTensors:
             if (weights := pieces.get(_parameter(name))) is not None:
                 optimizer, number = of_weights[id(weights)]
                 state = optimizer.state[weights]
-                for key, x in number.items() if not state else ():
+                for key, x in number.get(_parameter(name), number[""]).items() if not state else ():
                     state[key] = torch.tensor(x[0]) if isinstance(x, list) else x
                 state[name.split("/")[1]] = zeros = torch.zeros_like(weights)
                 self._elements[name], self._own[name] = zeros.view(-1), self._own[_parameter(name)]
@@ -185,7 +189,7 @@ class RunStates:
 
     model: nn.Module
     mesh: Mesh
-    parameters: Mapping[str, DividedParameter]
+    parameters: Parameters
     storages: list[Storage]
     updates: Updates
     chain: Chain | None
@@ -303,6 +307,8 @@ class RunStates:
     @torch.no_grad()
     def _set(self, tensors: WholeTensors, there: Mapping[str, FileTensor], pairs: list[Match]) -> None:
         """Set tensors to those of a file.  Collective."""
+        for storage in self.storages:
+            storage.complete()
         for match in pairs:
             stored = list[torch.Tensor]()
             for name, x in match.stored(tensors.empty):

@@ -13,7 +13,7 @@ from plain_models import GPT, HIDDEN, gpt_table, own_samples  # noqa: E402
 from trained_models import check, float64, refused, trained  # noqa: E402
 
 from pdgemm.errors import ArgumentError, MeshError  # noqa: E402
-from pdgemm.training import Experts, Mesh, MixtureOfExperts, Replicated, distribute  # noqa: E402
+from pdgemm.training import Experts, LossScale, Mesh, MixtureOfExperts, Replicated, distribute  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 EXPERTS = 12  # 2, 3 and 4 divide them
@@ -109,7 +109,7 @@ def test_a_mixture_is_its_formula(comm: Any, topk: int, gated: bool) -> None:
 
 @pytest.mark.on_ranks(1, 2, 3)
 def test_each_microbatch_is_balanced(comm: Any) -> None:
-    """A microbatch of all replicas has a balance loss of its own, which has the microbatch's share of the step."""
+    """A microbatch of all replicas has a balance loss with its share of the step, and with the scale of the loss."""
     torch.manual_seed(6)
     mesh, mse = Mesh(comm, dp=comm.size, ep=comm.size), torch.nn.functional.mse_loss
     plain, x = MixtureOfExperts(4, 8, 6, balance=2.0), torch.randn(12, 3, 4)
@@ -117,7 +117,8 @@ def test_each_microbatch_is_balanced(comm: Any) -> None:
     def weight(x: Any, *_: Any) -> Any:
         return x[0, 0, 0].exp()
 
-    run = distribute(deepcopy(plain), mesh, {"": Experts()}, loss=mse, microbatches=2, weight=weight)
+    options = {"loss": mse, "microbatches": 2, "weight": weight, "loss_scale": LossScale(2.0**9)}
+    run = distribute(deepcopy(plain), mesh, {"": Experts()}, **options)
     run.step(*own_samples(mesh, (x, x)))
     parts = [part.tensor_split(2) for part in x.tensor_split(comm.size)]
     weights = [[weight(y) for y in part] for part in parts]

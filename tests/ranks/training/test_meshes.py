@@ -237,12 +237,37 @@ class Entangled(torch.nn.Module):
         return self.head(self.attention(x, x, x)[0])
 
 
-def test_parameters_that_other_modules_use(comm: Any) -> None:
-    """With ZeRO 3 they are whole when they are used."""
+class Passing(torch.nn.Module):
+    """Blocks that return their inputs, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = torch.nn.ModuleList(Pass() for _ in range(2))
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        before = x
+        for block in self.blocks:
+            x, before = block(x + before)
+        return self.head(x + before)
+
+
+class Pass(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize("make", [Entangled, Passing])
+def test_parameters_that_other_modules_use(comm: Any, make: Any) -> None:
+    """With ZeRO 3 they are whole when they are used, and those of the last update."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(6, 5, 8, generator=generator), torch.randn(6, 5, 3, generator=generator)
-    model, mesh = Entangled(), Mesh(comm, dp=-1)
-    run = distribute(Entangled(), mesh, loss=torch.nn.functional.mse_loss, zero=3)
+    model, mesh = make(), Mesh(comm, dp=-1)
+    run = distribute(make(), mesh, loss=torch.nn.functional.mse_loss, zero=3)
     run.optimizer(torch.optim.SGD, lr=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

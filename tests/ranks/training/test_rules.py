@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache, partial, partialmethod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from plain_models import GPT, LLAMA_TABLE, Llama, gpt_table, own_samples, tokens
 from pdgemm.errors import ArgumentError  # noqa: E402
 from pdgemm.schedules.training.flat_shards import FlatShards, owners_of  # noqa: E402
 from pdgemm.training import Columns, LossScale, Mesh, Replicated, Rows, Vocabulary, distribute  # noqa: E402
+from pdgemm.training.states.whole_states import WholeTensors  # noqa: E402
+from pdgemm.training.storage import Storage  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 STEPS = 3
@@ -127,7 +130,10 @@ def test_words_and_state_of_whole_matrices(comm: Any) -> None:
         mine = [name for storage in run.storages for name in owned_along_tp(storage) if name in divided]
         own = sum(divided[name].parameter.numel() for name in mine if name not in owned)
         assert mesh.traffic["owners"].words_received == of_others + own == mesh.traffic["owners"].words_sent
-        words = comm.allreduce(mesh.traffic["owners"].words_received)
+        words, kept = comm.allreduce(mesh.traffic["owners"].words_received), run.bytes(2)
+        at_owners = sum(x.numel() for name, x in owned.items() if name in divided)
+        assert kept["gradients"] == 8 * (sum(x.numel() for y in run.storages for x in y.gradients) + at_owners)
+        assert kept["optimizer"] == 8 * (2 * sum(x.numel() for x in owned.values()) + at_owners)
         t = mesh.shape.tp  # the parts of a matrix are equal
         assert words * t == 2 * (t - 1) * sum(x.shape.numel() for x in divided.values())
         mesh.free()
@@ -200,13 +206,18 @@ def pairs(rare: int | None = None) -> tuple[Any, Any]:
 
 
 @pytest.mark.on_ranks(1, 2, 4)
-def test_parameters_without_a_gradient(comm: Any) -> None:
-    """AdamW does not touch parameters in steps in which the loss of no rank depends on them."""
+def test_parameters_without_a_gradient(comm: Any, shared_tmp_path: Path) -> None:
+    """AdamW does not touch and does not count parameters in steps in which the loss of no rank depends on them."""
     for zero, axes in enumerate([{"dp": comm.size}, {"tp": comm.size}] * 2):  # 3 with tp: ranks use the same layers
         model, mesh = Perceptrons(), Mesh(comm, **axes)
         run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=zero, microbatches=4 // mesh.shape.dp)
         theirs, _ = torch.optim.AdamW(model.parameters(), 0.1), run.optimizer(torch.optim.AdamW, lr=0.1)
-        for rare in (None, 3, None, 0):
+        for step, rare in enumerate((None, 3, None, 0)):
+            if step == 2:
+                run.save(path := shared_tmp_path / f"{zero}.h5")
+                run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=zero ^ 2, microbatches=4 // mesh.shape.dp)
+                run.optimizer(torch.optim.AdamW, lr=0.1)
+                run.load(path)
             model.zero_grad()
             sum(model(*(y[k : k + 1] for y in pairs(rare))) for k in range(4)).div(4).backward()
             theirs.step()
@@ -216,15 +227,43 @@ def test_parameters_without_a_gradient(comm: Any) -> None:
         mesh.free()
 
 
+def test_late_parameters_are_there_when_they_are_compared_or_set(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of layers that the loss does not depend on, for which no pass has waited."""
+    mesh, path = Mesh(comm, dp=-1), shared_tmp_path / "x.h5"
+    run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=1, lazy=True, bucket_bytes=1)
+    run.optimizer(torch.optim.SGD, lr=0.1)
+    late = list[int]()
+    for kind, name in ((Storage, "checksum"), (WholeTensors, "set")):
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, partialmethod(noted, method, late, run))
+    for _ in range(2):
+        run.step(*own_samples(mesh, pairs()))
+        assert any(x._coming for x in run.storages) == (comm.size > 1)
+    run.save(path)
+    run.load(path)
+    assert late
+    assert not any(late)
+    mesh.free()
+
+
+def noted(self: Any, method: Any, late: list[int], run: Any, *arguments: Any) -> Any:
+    """Call a method, and note how many parameters are late."""
+    late.append(sum(len(x._coming) for x in run.storages))
+    return method(self, *arguments)
+
+
 def test_copies_that_differ_are_an_error(comm: Any) -> None:
     """A bit of one rank's parameters ends the next step with an error of all ranks, which names the storage."""
-    for axes, zero, name in (
-        ({"dp": -1}, 0, "embedding.weight"),
-        ({"tp": -1}, 3, "spare.bias"),
-        ({"dp": -1}, 2, "rare.bias"),
+    for axes, zero, name, hybrid in (
+        ({"dp": -1}, 0, "embedding.weight", False),
+        ({"tp": -1}, 3, "spare.bias", False),
+        ({"dp": -1}, 2, "rare.bias", False),
+        ({"dp": -1}, 3, "spare.bias", True),
     ):
         mesh = Mesh(comm, **axes)
-        run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=zero)
+        run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=zero, hybrid=hybrid)
         run.optimizer(torch.optim.SGD, lr=0.1)
         run.step(*own_samples(mesh, pairs()))
         storage = next(x for x in run.storages if name in x.parameters)
