@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,8 +28,10 @@ def python(ranks: int, *words: Words) -> list[str]:
     return [*([str(MPIEXEC), "-n", str(ranks)] if ranks else []), sys.executable, *map(str, words)]
 
 
-# an error of Open MPI's launcher, in one of thousands of jobs
+# errors of Open MPI's launcher, each in one of thousands of jobs: no rank starts; or the launcher has ended the job, as
+# a rank wanted, and then ends by a signal itself
 NOT_STARTED = "The PMIx server's listener thread failed to start"
+ABORTED = re.compile(r"MPI_ABORT was invoked .*?Errorcode: (\d+)", re.DOTALL)
 
 
 def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100, **environment: str) -> Finished:
@@ -37,6 +41,8 @@ def run(command: Sequence[Words], cwd: Path | None = None, timeout: float = 100,
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
         if NOT_STARTED not in done.stderr:  # otherwise no rank was started: try again
             break
+    if done.returncode == -signal.SIGSEGV and (aborted := ABORTED.search(done.stderr)):
+        done.returncode = int(aborted[1])
     return done
 
 
