@@ -107,7 +107,8 @@ def distribute(
         arguments += [blocks, zero, bucket_bytes, hybrid, lazy, whole, loss_scale]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
-            arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, f"elements of checksum {checksum}"]
+            elements = f"elements of checksum {checksum} (torch.manual_seed makes them equal on all ranks)"
+            arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, elements]
     model.is_distributed = True  # type: ignore[assignment]
     context, line = Context(mesh, sequence, recompute == "attention"), mesh.line("pp")
     with together(mesh.comm):
