@@ -43,8 +43,10 @@ def begun(options, comm=None):
     how = {name: getattr(options, name) for name in ("zero", "schedule", "microbatches", "chunks", "recompute")}
     muon, adamw = options.optimizer == "muon", partial(torch.optim.AdamW, betas=(0.9, 0.95))
     run = distribute(model_of(options), mesh, table(options.heads), blocks="blocks", whole=muon, **how)
-    of_matrices = partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw") if muon else adamw
-    rules = {"*norm*": adamw, "blocks.*.weight": of_matrices, "*": adamw}
+    rules = {"*": adamw}
+    if muon:  # it updates the matrices of blocks
+        of_matrices = partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+        rules = {"*norm*": adamw, "blocks.*.weight": of_matrices, "*": adamw}
     decays = {pattern: {"weight_decay": 0.0} for pattern in ("*norm*", "*bias")}  # only matrices decay
     return run, run.optimizer(rules, decays, lr=options.rate, weight_decay=0.1)
 
