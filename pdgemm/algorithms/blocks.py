@@ -26,7 +26,7 @@ from pdgemm.names import DeviceName
 from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
-from pdgemm.transport.packed_exchange import ExchangeBuffers
+from pdgemm.transport.exchange_buffers import ExchangeBuffers
 
 Range = Any  # a pair (start, stop), a slice or a range; None for all
 

@@ -10,8 +10,8 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.transport.exchange_buffers import ExchangeBuffers
 from pdgemm.transport.movers.panel_views import held_panel
-from pdgemm.transport.packed_exchange import ExchangeBuffers
 
 
 class Workspace:
@@ -35,7 +35,7 @@ class Workspace:
         if device:
             staged = plan.product.staged_buffers(rank).items()
             self.product |= {name: device.pinned(words, dtype) for name, (words, dtype) in staged}
-        self.messages = {name: ExchangeBuffers(move, rank, device) for name, move in plan.moves}
+        self.messages = {name: ExchangeBuffers(move, rank, device, grid.memory) for name, move in plan.moves}
         self.copies = {
             name: like(*((move.source, move.shared) if name == "C" else (move.target, exposed and name in ("A", "B"))))
             for name, move in plan.moves

@@ -25,11 +25,14 @@ from pdgemm.local.arrays.dtypes import can_convert
 from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator, same_places
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, allocated, device_on, new_array
+from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, shared_or_sent
 from pdgemm.names import DType, Protection
+from pdgemm.planning.machines.machine import machine_at_hand
+from pdgemm.planning.machines.timing import fastest_exchange
 from pdgemm.schedules.exchanges.exchange import Exchange, Redistribution, plan_exchange
 from pdgemm.support.agreement import together
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails, repeated_if_unmapped
+from pdgemm.transport.exchange_buffers import ExchangeBuffers
+from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails, repeated_if_unmapped
 from pdgemm.transport.store import store
 
 
@@ -79,9 +82,9 @@ def redistribute(
         there = X.grid.base if grid is None else grid
         device_on(there, X.device)
 
-    def set_up() -> tuple[DistMatrix, Any, Any, Exchange, ExchangeBuffers | None]:
-        Y = out
-        with together(comm, check) as description:
+    def set_up(by_nodes: bool) -> tuple[DistMatrix, Any, Any, Exchange, ExchangeBuffers | None]:
+        Y, agreement = out, together(comm, check)
+        with agreement as description:
             if Y is None:
                 if beta != 0:
                     raise ArgumentError(f"beta = {beta} requires out, the matrix that it scales")
@@ -91,17 +94,19 @@ def redistribute(
                 raise ArgumentError("grid, block, source, order, dtype make a new matrix, but out was given")
             _check(X, Y)
             a, b = (as_scalar(x, Y.dtype, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
-            plan = _planned(X, Y, a, b, memory_limit)
+            plan = _planned(X, Y, a, b, memory_limit, by_nodes)
             if protect is not None:
                 as_name(protect, "protect", get_args(Protection))
                 if a != 1 or b != 0 or X.dtype != Y.dtype:
                     raise ArgumentError("protect compares bits: alpha must be 1, beta 0, and the type of Y that of X")
             description += ["redistribute", f"protect={protect}", *["out=None"] * new_result]
             description += [f"alpha={a}", f"beta={b}", plan.description]
-            workspace = ExchangeBuffers(plan, comm.rank, devices.of(X.stored)) if not X.grid.draft else None
+            agreement.check |= bool(plan.nodes)  # a rank may lack memory that the ranks of a node share
+            on = devices.of(X.stored), X.grid.memory
+            workspace = ExchangeBuffers(plan, comm.rank, *on) if not X.grid.draft else None
         return Y, a, b, plan, workspace
 
-    out, alpha, beta, plan, workspace = allocated(comm, set_up)
+    out, alpha, beta, plan, workspace = shared_or_sent(comm, set_up)
     if new_result:
         out.shared = all_shared(out.stored, out.grid)
     if workspace is None:
@@ -138,13 +143,14 @@ def _new_result(X: DistMatrix, grid: ProcessGrid, layout: Distribution, dtype: D
     return DistMatrix(local, grid, layout, order)
 
 
-def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: int | None) -> Exchange:
+def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: int | None, by_nodes: bool) -> Exchange:
     """Return the exchange from X to Y.  Local; raises MemoryLimitError."""
     limit = None if memory_limit is None else as_count(memory_limit, "memory_limit", 0)
     target = Y.layout_in(X.grid)
     layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read if alpha is 0
     ways = transfer_ways(devices.of(X.stored), X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
     plan = plan_exchange(layout, target, X.grid.size, alpha == 1 and beta == 0, limit, *ways)
+    plan = fastest_exchange(plan, nodes_of(X.grid, by_nodes), machine_at_hand(), limit)
     if limit is not None and plan.extra_bytes(None) > limit:
         raise MemoryLimitError(
             f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
@@ -211,6 +217,11 @@ def transfer_ways(
     reach = device.reach(grid)
     nccl = reach.nccl and addressable and grid.size > 1
     return shared and bool(reach.reads), device.name, not nccl and (reach.staged or not addressable), nccl
+
+
+def nodes_of(grid: ProcessGrid, by_nodes: bool = True) -> tuple[int, ...]:
+    """Return the node of each rank where an exchange may have messages between nodes, otherwise ()."""
+    return grid.nodes if by_nodes and grid.shares_memory and grid.ranks_per_node is not None else ()
 
 
 def move_report(name: str, plan: Exchange, grid: ProcessGrid, recorder: Recorder, seconds: float) -> RunReport:

@@ -16,9 +16,9 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.blas.local_gemm import EXACT_WIDTH, EXACT_WIDTH_ON_DEVICE
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.timing import product_seconds
+from pdgemm.planning.machines.timing import product_seconds, sample
 from pdgemm.planning.problem import Problem
-from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, sample, with_moves
+from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, with_moves
 from pdgemm.planning.search.candidate_table import Candidate, candidates_table, wrapped
 from pdgemm.planning.search.candidates import Arrangement, arrangements, arrangements_in_place, impossible
 from pdgemm.schedules.mover_registry import AUTO, MOVERS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Self
 
@@ -14,7 +14,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.check_report import Checks
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.planning.machines.timing import exchange_seconds, product_seconds
+from pdgemm.planning.machines.timing import exchange_seconds, fastest_exchange, product_seconds, sample
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.search.candidate_table import Candidate
@@ -29,7 +29,6 @@ from pdgemm.support.remembered import remembered
 from pdgemm.support.text import algorithm_name, sides
 
 MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for costs outside the model
-_SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -156,7 +155,8 @@ class ProductPlan:
         """Does the plan allocate memory that the ranks of a node share?"""
         product, moved = self.product, dict(self.moves)
         back = "C" in moved and moved["C"].shared
-        return bool(self.staged or product.exposed_buffers or {*product.exposed} & {*moved}) or back
+        exposed = {*product.exposed} & {*moved} or any(move.nodes for move in moved.values())
+        return bool(self.staged or product.exposed_buffers or exposed) or back
 
     @cached_property
     def staged(self) -> dict[str, Layout]:
@@ -337,12 +337,6 @@ class ChecksumPlan:
         return sum(x.local_bytes(None) for x in self.problem.layouts) / self.problem.machine.copy_bandwidth
 
 
-@lru_cache(maxsize=16)
-def sample(size: int) -> tuple[int, ...]:
-    """Return the ranks whose figures are computed: all ranks, or _SAMPLE evenly spaced ones if there are more."""
-    return tuple(sorted({round(x) for x in np.linspace(0, size - 1, min(size, _SAMPLE))}))
-
-
 def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = None) -> ProductPlan:
     """Return the plan of an arrangement, with the redistributions that it needs.
 
@@ -356,7 +350,8 @@ def with_moves(arrangement: Arrangement, problem: Problem, spare: int | None = N
         shared = shared and problem.shared and not problem.nodes
         least = 0 if spare is None else plan_exchange(x, to, size, copies_only, 0, shared, *there).extra_bytes(None)
         limit = None if spare is None else least + spare
-        moves.append((name, plan_exchange(x, to, size, copies_only, limit, shared, *there)))
+        move = plan_exchange(x, to, size, copies_only, limit, shared, *there)
+        moves.append((name, fastest_exchange(move, problem.nodes, problem.machine, limit)))
     for name, scales in zip("AB", problem.scales):
         if scales:
             strips = plan_strips(scales, arrangement.product, name, arrangement.transposed, size, spare)

@@ -20,8 +20,9 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.support.agreement import agree, together
+from pdgemm.transport.exchange_buffers import ExchangeBuffers
 from pdgemm.transport.movers.node_arrays import NodeArrays
-from pdgemm.transport.packed_exchange import ExchangeBuffers, exchange, kept_if_it_fails
+from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails
 
 _COPIED = (np.ndarray, np.random.Generator, bytearray, list, dict, set)  # values that a step may change in place
 

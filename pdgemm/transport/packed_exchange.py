@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import wraps
 from itertools import zip_longest
 from time import monotonic, sleep
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import MappingError
@@ -25,86 +23,13 @@ from pdgemm.schedules.exchanges.exchange import Block, Exchange, Redistribution
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.waits import Wait
-from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.exchange_buffers import ExchangeBuffers, Transfer, part_of
 from pdgemm.transport.movers.node_arrays import NodeArrays
-from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.movers.pipeline import flat
-from pdgemm.transport.store import store
+from pdgemm.transport.node_exchange import send_by_nodes
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class ExchangeBuffers:
-    """The message buffers of an exchange on one rank, in device memory or, for staged messages, on the host."""
-
-    def __init__(self, plan: Redistribution, rank: int, device: Device | None = None) -> None:
-        self.receiving, sending = plan.slots(rank)
-        self.messages: list[tuple[Array, Array]] = []  # per buffer: the array for MPI, the array to pack and unpack
-        own = devices.own_memory(device)
-        for _ in range(self.receiving + sending):
-            if device and plan.staged:
-                self.messages.append(tuple(device.pinned(plan.words, plan.wire)))
-            else:
-                self.messages.append((own.empty((plan.words,), plan.wire),) * 2)
-        self.scratch = None if plan.copies_only or device else own.empty((2, plan.words), plan.wide)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x, _ in self.messages) + (0 if self.scratch is None else self.scratch.nbytes)
-
-    def shaped(self, slot: int, rows: int, cols: int, order: str) -> tuple[Array, Array]:
-        """Return a message buffer as two rows x cols arrays: the array for MPI, and the array to pack and unpack."""
-        sent, packed = (column_buffer(rows, order, cols, x) for x in self.messages[slot])
-        return sent, packed
-
-
-@dataclass(frozen=True)
-class _Transfer:
-    """The arguments and tile operations of one exchange on one rank: Y := combine(X), tile by tile."""
-
-    X: Array | Sequence[Array]
-    Y: Array | Sequence[Array]
-    plan: Redistribution
-    buffers: ExchangeBuffers
-    grid: ProcessGrid
-    recorder: Recorder
-    combine: Combine
-    within: Staircase | None
-
-    def assign(self, y: Array, x: Array, rows: IndexMap, cols: IndexMap) -> None:
-        store(y, x, self.combine, rows, cols, within=self.within)
-
-    def outgoing(
-        self, slot: int, block: Block, rows: IndexMap, cols: IndexMap, packed: Callable[[], object] = nothing
-    ) -> Array:
-        """Return the array of a tile to send: a view of X, or a buffer into which the tile is packed.
-
-        packed : is called after the tile was packed.
-        """
-        x = _part(self.X, block)
-        place = _contiguous(x, rows.source, cols.source, rows, cols, self.plan)
-        if place is None:
-            place, buffer = self.buffers.shaped(slot, rows.size, cols.size, self.plan.order)
-            with self.recorder.phase("pack"):
-                copy_blocks(x, buffer, rows.shifted(0, rows.target[0]), cols.shifted(0, cols.target[0]))
-            packed()
-        return place
-
-    def incoming(self, slot: int, block: Block, rows: IndexMap, cols: IndexMap) -> tuple[Array, Callable[[], object]]:
-        """Return the array in which a tile is received, a view of Y or a buffer, and the function that unpacks it."""
-        y = _part(self.Y, block)
-        if self.plan.copies_only:
-            place = _contiguous(y, rows.target, cols.target, rows, cols, self.plan)
-            if place is not None:
-                return place, nothing
-        place, buffer = self.buffers.shaped(slot, rows.size, cols.size, self.plan.order)
-
-        def unpack() -> None:
-            with self.recorder.phase("pack"):
-                self.assign(y, buffer, rows.shifted(rows.source[0], 0), cols.shifted(cols.source[0], 0))
-
-        return place, unpack
 
 
 def exchange(
@@ -125,11 +50,11 @@ def exchange(
     within : the elements of Y that are assigned; `plan.copies_only` is then False.
     """
     combine = Combine(alpha, beta, buffers.scratch, plan.conjugates)
-    carry_out = _pull if plan.shared else _send_by_nccl if plan.nccl else _send
-    carry_out(_Transfer(X, Y, plan, buffers, grid, recorder, combine, within))
+    carry_out = _pull if plan.shared else _send_by_nccl if plan.nccl else send_by_nodes if plan.nodes else _send
+    carry_out(Transfer(X, Y, plan, buffers, grid, recorder, combine, within))
 
 
-def _pull(transfer: _Transfer) -> None:
+def _pull(transfer: Transfer) -> None:
     """Copy each element of this rank's Y once, from the node-shared memory of the rank that owns it in X."""
     X, Y, plan, recorder, grid = transfer.X, transfer.Y, transfer.plan, transfer.recorder, transfer.grid
     assert isinstance(plan, Exchange)
@@ -145,7 +70,7 @@ def _pull(transfer: _Transfer) -> None:
     peers.sync()
 
 
-def _send(transfer: _Transfer) -> None:
+def _send(transfer: Transfer) -> None:
     """Send, receive and copy tiles, each small enough to stay in cache while it is packed, sent and unpacked.
 
     Contiguous tiles are sent from X and received into Y without packing.  Elements that stay on this rank are copied
@@ -154,7 +79,7 @@ def _send(transfer: _Transfer) -> None:
     plan, recorder, messages = transfer.plan, transfer.recorder, _Messages(transfer)
     at_once = 8 * plan.words if plan.copies_only else plan.words  # a plain copy needs no scratch buffer
     for block in plan.staying(transfer.grid.comm.rank):
-        x, y = _part(transfer.X, block), _part(transfer.Y, block)
+        x, y = part_of(transfer.X, block), part_of(transfer.Y, block)
         for tile in plan.tiles(block, at_once):
             with recorder.phase("compute" if of(x) else "pack"):  # the copy stream packs messages meanwhile
                 transfer.assign(y, x, *tile)
@@ -165,7 +90,7 @@ def _send(transfer: _Transfer) -> None:
 class _Messages:
     """The messages of one rank: each buffer has one message in flight; when it is complete, the next tile starts."""
 
-    def __init__(self, transfer: _Transfer) -> None:
+    def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
         plan, buffers, me = transfer.plan, transfer.buffers, transfer.grid.comm.rank
         self._incoming = (tile for block in plan.receives(me) for tile in _tiles(plan, block))
@@ -218,7 +143,7 @@ class _Messages:
         recorder.traffic.sent(place.size)
 
 
-def _send_by_nccl(transfer: _Transfer) -> None:
+def _send_by_nccl(transfer: Transfer) -> None:
     """Carry out the exchange as `_send` does, by NCCL, with all messages in the order of the copy stream.
 
     All ranks go through the tiles by the distance from sender to receiver, so that both enqueue a tile in the same
@@ -253,23 +178,6 @@ def _send_by_nccl(transfer: _Transfer) -> None:
 
 def _tiles(plan: Redistribution, block: Block) -> Iterator[tuple[Block, IndexMap, IndexMap]]:
     return ((block, rows, cols) for rows, cols in plan.tiles(block))
-
-
-def _part(x: Array | Sequence[Array], block: Block) -> Array:
-    """Return the array of this rank that contains a block."""
-    return x[block.part] if isinstance(x, Sequence) else x
-
-
-def _contiguous(
-    x: Array, row_starts: np.ndarray, col_starts: np.ndarray, rows: IndexMap, cols: IndexMap, plan: Redistribution
-) -> Array | None:
-    """Return the tile as a view of a local array if the tile can be sent or received in place, else None."""
-    if plan.staged or not rows.contiguous or not cols.contiguous or x.dtype != plan.wire:
-        return None
-    r, c = int(row_starts[0]), int(col_starts[0])
-    view = x[r : r + rows.size, c : c + cols.size]
-    contiguous = view.flags.c_contiguous if plan.order == "C" else view.flags.f_contiguous
-    return view if contiguous else None
 
 
 def repeated_if_unmapped(operation: Callable[P, T]) -> Callable[P, T]:

@@ -30,7 +30,8 @@ from pdgemm.matrix.local_arrays import all_shared, new_array
 from pdgemm.schedules.exchanges.routed_rows import RoutedRows, plan_routed
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.packed_exchange import ExchangeBuffers, repeated_if_unmapped
+from pdgemm.transport.exchange_buffers import ExchangeBuffers
+from pdgemm.transport.packed_exchange import repeated_if_unmapped
 
 Owners = Batch | Sequence[int] | np.ndarray
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import move_report, timed_exchange, transfer_ways
+from pdgemm.algorithms.redistribution import move_report, nodes_of, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, merged
@@ -22,11 +22,14 @@ from pdgemm.local.arrays.keys import Picked, last_of_each, picked
 from pdgemm.matrix.argument_checks import check_matrices, check_result, communicator, overlap, same_places
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import is_readable, new_array
+from pdgemm.matrix.local_arrays import is_readable, new_array, shared_or_sent
+from pdgemm.planning.machines.machine import machine_at_hand
+from pdgemm.planning.machines.timing import fastest_exchange
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import check_not_freed, described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.packed_exchange import ExchangeBuffers, repeated_if_unmapped
+from pdgemm.transport.exchange_buffers import ExchangeBuffers
+from pdgemm.transport.packed_exchange import repeated_if_unmapped
 
 Indices = Any  # a list, array, mask, slice or range; None for all
 
@@ -75,19 +78,25 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
     pairs : which row of X is copied to which row of Y, and the same for columns.
     """
     grid, comm = Y.grid, Y.grid.comm
-    with together(comm) as arguments:
-        check_result("A", Y, {})
-        if X.device != Y.device:
-            raise DeviceError(f"A is on {Y.device}, B on {X.device}; copy one of them with to_device")
-        if not can_convert(X.dtype, Y.dtype):
-            raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
-        where = devices.of(X.stored)
-        ways = transfer_ways(where, X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
-        source, target = X.layout_in(grid), Y.layout_in(grid)
-        copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
-        plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
-        arguments += [name, plan.description]
-        workspace = ExchangeBuffers(plan, comm.rank, where)
+
+    def set_up(by_nodes: bool) -> tuple[Selection, ExchangeBuffers]:
+        with together(comm) as arguments:
+            check_result("A", Y, {})
+            if X.device != Y.device:
+                raise DeviceError(f"A is on {Y.device}, B on {X.device}; copy one of them with to_device")
+            if not can_convert(X.dtype, Y.dtype):
+                raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
+            where = devices.of(X.stored)
+            ways = transfer_ways(where, X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
+            source, target = X.layout_in(grid), Y.layout_in(grid)
+            copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
+            plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
+            plan = fastest_exchange(plan, nodes_of(grid, by_nodes), machine_at_hand())
+            arguments += [name, plan.description]
+            workspace = ExchangeBuffers(plan, comm.rank, where, grid.memory)
+        return plan, workspace
+
+    plan, workspace = shared_or_sent(comm, set_up)
     recorder = timed_exchange(name, 1, X.stored, 0, Y.stored, plan, workspace, grid)
     Y.report = move_report("A", plan, grid, recorder, perf_counter() - start)
 

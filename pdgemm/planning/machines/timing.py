@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import ceil, log2
+
+import numpy as np
+
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.schedules.exchanges.exchange import Exchange
+from pdgemm.schedules.exchanges.exchange import AnyExchange, Exchange
 from pdgemm.schedules.mover_registry import MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule
+
+_SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks
+_MOST_JOINED = 1 << 25  # bytes of a message between nodes
+
+
+@lru_cache(maxsize=16)
+def sample(size: int) -> tuple[int, ...]:
+    """Return the ranks whose figures are computed: all ranks, or _SAMPLE evenly spaced ones if there are more."""
+    return tuple(sorted({round(x) for x in np.linspace(0, size - 1, min(size, _SAMPLE))}))
 
 
 def memory_seconds(schedule: Schedule, machine: Machine, rank: int) -> float:
@@ -46,9 +60,48 @@ def exchange_seconds(exchange: Exchange, machine: Machine, rank: int) -> float:
     traffic, itemsize = exchange.traffic(rank), exchange.wire.itemsize
     if exchange.shared:
         return machine.call_overhead + exchange.target.local_bytes(rank) / machine.copy_bandwidth
+    if exchange.by_nodes:
+        return _between_nodes(exchange, machine, rank)
     words = max(traffic.words_sent, traffic.words_received)
     messages = max(traffic.messages_sent, traffic.messages_received)
     rows, cols = exchange.source.local_shape(rank)
     copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
     moving = machine.transfer("exchange", words, messages, itemsize, 1, exchange.size, exchange.size)
     return machine.call_overhead + copied + moving
+
+
+def _between_nodes(exchange: Exchange, machine: Machine, rank: int) -> float:
+    """Return the time of an exchange with one message between two nodes.
+
+    Elements are copied into buffers and out of them; the ranks of a node wait for each other twice in each step.
+    """
+    steps, traffic, far = exchange.by_nodes, exchange.traffic(rank), machine.links("exchange")[1]
+    assert steps is not None
+    words = max(traffic.words_sent, traffic.words_received - traffic.words_read)
+    messages = max(traffic.messages_sent, traffic.messages_received)
+    copied = exchange.source.local_bytes(rank) + exchange.target.local_bytes(rank)
+    meetings = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width))) * machine.links("exchange")[0].alpha
+    moving = messages * far.alpha + words * exchange.wire.itemsize * far.beta * (machine.ranks_per_node or 1)
+    return machine.call_overhead + copied / machine.copy_bandwidth + meetings + moving
+
+
+@lru_cache(maxsize=16)
+def fastest_exchange(
+    direct: AnyExchange, nodes: tuple[int, ...], machine: Machine, memory_limit: int | None = None
+) -> AnyExchange:
+    """Return an exchange with messages from rank to rank, or with one message between two nodes, if that is faster.
+
+    direct : the exchange from rank to rank.   nodes : the node of each rank; (): all ranks are on one node.
+    memory_limit : bytes for the buffers of a rank; None: no limit.
+    """
+    number = len({*nodes})
+    if direct.shared or direct.device or number in (0, direct.size):
+        return direct
+    if max(direct.traffic(rank).messages_received for rank in sample(direct.size)) < number:
+        return direct  # there are fewer partners than nodes
+    joined = direct.joined(nodes)
+    fits = memory_limit is None or joined.extra_bytes(None) <= memory_limit
+    if not fits or joined.words * joined.wire.itemsize > _MOST_JOINED:
+        return direct
+    seconds = [max(exchange_seconds(x, machine, rank) for rank in sample(x.size)) for x in (direct, joined)]
+    return joined if seconds[1] < seconds[0] else direct

@@ -10,8 +10,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeVar
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_cou
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
+from pdgemm.schedules.exchanges.node_messages import NodeMessages
 from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.rounds import LINE, Messages, Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
@@ -60,6 +61,7 @@ class Redistribution(Schedule):
     device: str = ""
     staged: bool = False
     nccl: bool = False
+    nodes: tuple[int, ...] = ()
     algorithm = "redistribute"
     lookahead = 0
 
@@ -75,8 +77,16 @@ class Redistribution(Schedule):
     def events(self) -> int:
         return self.traffic(0).messages_received
 
+    @cached_property
+    def by_nodes(self) -> NodeMessages | None:
+        """The messages between nodes; None where ranks send to ranks."""
+        return None
+
     def rounds(self) -> Iterator[Round]:
-        """Yield all messages, or reads, in one round."""
+        """Yield all messages, or reads, in one round; messages between nodes in several."""
+        if self.by_nodes:
+            yield from self.by_nodes.rounds(self.wire.itemsize)
+            return
         sent = [
             (rank, block.peer, rows.size * cols.size)
             for rank in range(self.size)
@@ -175,8 +185,8 @@ class Redistribution(Schedule):
 
     def slots(self, rank: int | None) -> tuple[int, int]:
         """Return the numbers of messages in flight to and from `rank`; for rank None, the maximum over all ranks."""
-        most = 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
-        if rank is None:
+        most = 1 if self.nccl or self.nodes else DEVICE_SLOTS if self.device else SLOTS
+        if rank is None or self.nodes:
             return most, most
         traffic = self.traffic(rank)
         return min(most, traffic.messages_received), min(most, traffic.messages_sent)
@@ -200,6 +210,7 @@ class Exchange(Redistribution):
     copies_only : elements are copied, perhaps to another type, and not combined: alpha = 1, beta = 0, no conjugation.
     shared : nothing is sent; ranks read X in each other's memory.
     device, staged, nccl : as in `Product`.
+    nodes : the node of each rank, where two nodes exchange one message (`NodeMessages`); (): ranks send to ranks.
     """
 
     source: Layout
@@ -211,6 +222,7 @@ class Exchange(Redistribution):
     device: str = ""
     staged: bool = False
     nccl: bool = False
+    nodes: tuple[int, ...] = ()
 
     @property
     def order(self) -> Order:
@@ -262,6 +274,8 @@ class Exchange(Redistribution):
     @remembered_if(_worth_keeping)
     def traffic(self, rank: int) -> Traffic:
         """Return, by formula, the words and messages that `rank` sends of X and receives for Y."""
+        if self.by_nodes:
+            return self.by_nodes.traffic(rank)
         (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
         rows, cols = self._common
         total = Traffic()
@@ -275,6 +289,20 @@ class Exchange(Redistribution):
             else:
                 total += Traffic(words_received=received[0], messages_received=received[1])
         return total
+
+    @cached_property
+    def by_nodes(self) -> NodeMessages | None:
+        if not self.nodes:
+            return None
+        rows, cols = self._common
+        to = partial(_words_of, self.size, self.source, self.target, rows, cols)
+        return NodeMessages(self.nodes, to, partial(_words_of, self.size, self.target, self.source, rows.T, cols.T))
+
+    def joined(self, nodes: tuple[int, ...]) -> Self:
+        """Return the exchange with one message between two nodes."""
+        joined = replace(self, nodes=nodes, words=1)
+        assert joined.by_nodes
+        return replace(joined, words=max(1, int(joined.by_nodes.words.max())))
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
         """Return the words and messages of the blocks rows[p] x cols[q], for all (p, q) but `own`."""
@@ -315,6 +343,23 @@ class Selection(Exchange):
     def _common(self) -> tuple[np.ndarray, np.ndarray]:
         a, b = self.source.distribution, self.target.distribution
         return self.rows.counts(a.rows, b.rows), self.cols.counts(a.cols, b.cols)
+
+
+def _words_of(
+    size: int, here: Layout, there: Layout, rows: np.ndarray, cols: np.ndarray, ranks: np.ndarray
+) -> np.ndarray:
+    """Return the words that ranks of layout `here` together exchange with each of `size` ranks, of layout `there`.
+
+    rows, cols : the numbers of rows, and of columns, that each part of `here` shares with each part of `there`.
+    """
+    words, places = np.zeros(size, np.int64), [here.coords(x) for x in ranks.tolist()]
+    i, j = np.array([x for x in places if x[0] >= 0], np.int64).reshape(-1, 2).T
+    words[[*there.rank_map]] = (rows[i].T @ cols[j]).ravel()
+    for rank, (row, col) in zip(ranks.tolist(), places):
+        at = there.coords(rank)
+        if row >= 0 and at[0] >= 0:
+            words[rank] -= rows[row, at[0]] * cols[col, at[1]]
+    return words
 
 
 AnyExchange = TypeVar("AnyExchange", bound=Exchange)

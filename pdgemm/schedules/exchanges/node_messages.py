@@ -1,0 +1,142 @@
+"""The messages of an exchange in which two nodes exchange one message, whatever the number of their ranks.
+
+Rank to rank, a rank may send P - 1 messages, and a node of p ranks p^2 messages to each other node.  Here each rank
+writes its elements for node T into one buffer on its own node; one rank sends the buffer, one rank of T receives it,
+and the ranks of T copy their elements from there.  A node has N - 1 partners among N nodes, which its ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.mover_registry import SHARED
+from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
+
+WordsOf = Callable[[np.ndarray], np.ndarray]
+
+
+class Segment(NamedTuple):
+    """The elements for one rank, or from one rank, in the buffer of `holder`, from element `start` on."""
+
+    holder: int
+    peer: int
+    start: int
+
+
+class NodeMessages:
+    """The messages between N nodes, in steps: node S sends to node S + d, for a few distances d in each step.
+
+    nodes : the node of each rank.
+    words_to, words_from : functions of an array of ranks, which return the words that these ranks together send to each
+        rank, or receive from each rank; without what a rank copies within its own memory.
+
+    Distance d belongs to the rank at place d mod w of its node, where w is the number of ranks of the smallest node.
+    So a rank has one message in each direction in a step, and a node has w partners.  At distance 0 nothing is sent:
+    elements are written where those of other nodes are received.
+    """
+
+    def __init__(self, nodes: tuple[int, ...], words_to: WordsOf, words_from: WordsOf) -> None:
+        names, self.node = np.unique(nodes, return_inverse=True)
+        self.ranks = [np.flatnonzero(self.node == node) for node in range(len(names))]
+        self.width = min(map(len, self.ranks))
+        self._to, self._from, self._known = words_to, words_from, dict[tuple[int, bool], np.ndarray]()
+
+    @property
+    def steps(self) -> Iterator[range]:
+        """Yield the distances of each step."""
+        return (range(d, min(d + self.width, len(self.ranks))) for d in range(0, len(self.ranks), self.width))
+
+    def holder(self, node: int, distance: int) -> int:
+        """Return the rank of a node that sends, and receives, the messages of a distance."""
+        return int(self.ranks[node][distance % self.width])
+
+    def at(self, node: int, distance: int) -> int:
+        """Return the node at a distance after a node; nodes are numbered 0, 1, ..., around a ring."""
+        return (node + distance) % len(self.ranks)
+
+    def _by_node(self, words: np.ndarray) -> np.ndarray:
+        """Return the sums over the ranks of each node."""
+        return np.bincount(self.node, words, len(self.ranks)).astype(np.int64)
+
+    @cached_property
+    def words(self) -> np.ndarray:
+        """The words that each node (a row) sends to each node (a column)."""
+        return np.stack([self._by_node(self._to(ranks)) for ranks in self.ranks])
+
+    def segments(self, rank: int, distances: range, outgoing: bool) -> Iterator[Segment]:
+        """Yield where the elements of a rank lie in the buffers of its node: those that it sends, or receives.
+
+        A buffer has the elements of each rank of the sending node, for each rank of the other node.
+        """
+        here = int(self.node[rank])
+        place = int(np.flatnonzero(self.ranks[here] == rank)[0])
+        of_node = self._pairs(here, outgoing)
+        for d in distances:
+            others = self.ranks[self.at(here, d if outgoing else -d)]
+            words = of_node[:, others]  # (rank of this node, rank of the other node)
+            before = np.cumsum(words if outgoing else words.T) - (words if outgoing else words.T).ravel()
+            starts = before.reshape(words.shape) if outgoing else before.reshape(words.T.shape).T
+            for peer, start, size in zip(others.tolist(), starts[place].tolist(), words[place].tolist()):
+                if size:
+                    yield Segment(self.holder(here, d), peer, start)
+
+    def _pairs(self, node: int, outgoing: bool) -> np.ndarray:
+        """Return the words that each rank of a node (a row) sends to each rank, or receives from it."""
+        if (node, outgoing) not in self._known:
+            words_of = self._to if outgoing else self._from
+            self._known[node, outgoing] = np.stack(
+                [words_of(self.ranks[node][[x]]) for x in range(len(self.ranks[node]))]
+            )
+        return self._known[node, outgoing]
+
+    def message(self, rank: int, distances: range) -> tuple[int, int, int, int] | None:
+        """Return the message of a rank in a step: (target, words, source, words); None if it has none.
+
+        Nothing is sent, or received, where the number of words is 0.
+        """
+        here = int(self.node[rank])
+        for d in distances:
+            if d and self.holder(here, d) == rank:
+                target, source = self.at(here, d), self.at(here, -d)
+                sent, received = int(self.words[here, target]), int(self.words[source, here])
+                return self.holder(target, d), sent, self.holder(source, d), received
+        return None
+
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages of a rank: those of its node that it holds, and what it reads in buffers."""
+        total, here = Traffic(), int(self.node[rank])
+        to_me = self._by_node(self._from(np.array([rank])))
+        for distances in self.steps:
+            if message := self.message(rank, distances):
+                _, sent, _, received = message
+                total += Traffic(sent, received, int(sent > 0), int(received > 0))
+            for d in distances:
+                if self.holder(here, d) != rank:
+                    total.read(int(to_me[self.at(here, -d)]))
+        return total
+
+    def rounds(self, itemsize: int) -> Iterator[Round]:
+        """Yield for each step the messages, and the copies into buffers and out of them."""
+        size = len(self.node)
+        out_of = np.stack([self._by_node(self._to(np.array([rank]))) for rank in range(size)])
+        into = np.stack([self._by_node(self._from(np.array([rank]))) for rank in range(size)])
+        every = np.arange(size)
+        for distances in self.steps:
+            moves, copied = list[Messages](), np.zeros(size, np.int64)
+            for d in distances:
+                there, before = (self.node + d) % len(self.ranks), (self.node - d) % len(self.ranks)
+                holders = np.array([self.holder(node, d) for node in range(len(self.ranks))])
+                copied += out_of[every, there] + into[every, before]
+                read = (holders[self.node] != every) & (into[every, before] > 0)
+                source, target, words = holders[self.node], every, into[every, before]
+                moves.append(Messages(SHARED.name, source[read], target[read], words[read], itemsize, LINE))
+                words = np.diagonal(np.roll(self.words, -d, axis=1))
+                sent = (words > 0) & (d > 0)
+                target = np.roll(holders, -d)
+                moves.append(Messages("exchange", holders[sent], target[sent], words[sent], itemsize, LINE))
+            yield Round(moves, [WorkPiece((copied, 1, 1), MEMORY)], hidden=False)

@@ -1,0 +1,85 @@
+"""The transport of an exchange with one message between two nodes, by buffers that the ranks of a node share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from mpi4py import MPI
+
+from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.dtypes import wire
+from pdgemm.schedules.exchanges.exchange import Block
+from pdgemm.support.waits import Wait
+from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.exchange_buffers import Transfer, part_of
+from pdgemm.transport.movers.node_arrays import NodeArrays
+from pdgemm.transport.movers.panel_views import column_buffer
+
+RECEIVED, SENT = "received", "sent"  # names of the two buffers of each rank
+
+
+def send_by_nodes(transfer: Transfer) -> None:
+    """Carry out the steps of `NodeMessages`; elements that stay on this rank are copied during the first message.
+
+    In each step the ranks of a node write all elements for some nodes, wait for each other, send and receive, wait for
+    each other again, and read.
+    """
+    plan, grid, recorder, me = transfer.plan, transfer.grid, transfer.recorder, transfer.grid.comm.rank
+    steps, (received, _), (sent, _) = plan.by_nodes, *transfer.buffers.messages
+    assert steps is not None
+    buffers = NodeArrays(grid, received=(received, None), sent=(sent, None))
+    outgoing, incoming, here = _by_peer(plan.sends(me)), _by_peer(plan.receives(me)), int(steps.node[me])
+    staying = iter(plan.staying(me))
+    for distances in steps.steps:
+        for segment in steps.segments(me, distances, outgoing=True):
+            is_here = int(steps.node[segment.peer]) == here  # nothing is sent
+            buffer = buffers(RECEIVED if is_here else SENT, segment.holder)
+            for block, place in _places(transfer, buffer, segment.start, outgoing[segment.peer]):
+                with recorder.phase("pack"):
+                    rows, cols = (x.shifted(0, x.target[0]) for x in (block.rows, block.cols))
+                    copy_blocks(part_of(transfer.X, block), place, rows, cols)
+        buffers.sync()
+        requests = list[MPI.Request]()
+        if message := steps.message(me, distances):
+            target, words_out, source, words_in = message
+            if words_in:
+                requests.append(grid.comm.Irecv(wire(received[:words_in]), source=source))
+                recorder.traffic.received(words_in)
+            if words_out:
+                requests.append(grid.comm.Isend(wire(sent[:words_out]), dest=target))
+                recorder.traffic.sent(words_out)
+        end_of_span = recorder.moving("exchange", sum(message[1::2]) * plan.wire.itemsize if message else 0)
+        for block in staying:
+            with recorder.phase("pack"):
+                for tile in plan.tiles(block):
+                    transfer.assign(part_of(transfer.Y, block), part_of(transfer.X, block), *tile)
+        with recorder.phase("wait"), Wait(grid.comm):
+            MPI.Request.Waitall(requests)
+        end_of_span()
+        buffers.sync()
+        for segment in steps.segments(me, distances, outgoing=False):
+            buffer = buffers(RECEIVED, segment.holder)
+            for block, place in _places(transfer, buffer, segment.start, incoming[segment.peer]):
+                with recorder.phase("pack"):
+                    rows, cols = (x.shifted(x.source[0], 0) for x in (block.rows, block.cols))
+                    transfer.assign(part_of(transfer.Y, block), place, rows, cols)
+                if segment.holder != me:
+                    recorder.traffic.read(place.size)
+    buffers.sync()
+
+
+def _by_peer(blocks: Iterable[Block]) -> dict[int, list[Block]]:
+    """Return the blocks of each peer, in the order in which both ranks list them."""
+    by_peer = defaultdict[int, list[Block]](list)
+    for block in blocks:
+        by_peer[block.peer].append(block)
+    return by_peer
+
+
+def _places(transfer: Transfer, buffer: Array, start: int, blocks: list[Block]) -> Iterator[tuple[Block, Array]]:
+    """Yield blocks, and the arrays of their shapes that lie one after the other in a buffer."""
+    for block in blocks:
+        rows, cols = block.shape
+        yield block, column_buffer(rows, transfer.plan.order, cols, buffer[start : start + rows * cols])
+        start += rows * cols
