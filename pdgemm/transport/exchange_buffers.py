@@ -32,16 +32,18 @@ class ExchangeBuffers:
     def __init__(
         self, plan: Redistribution, rank: int, device: Device | None = None, shared: NodeMemory | None = None
     ) -> None:
-        self.receiving, sending = plan.slots(rank)
+        (self.receiving, sending), words = plan.slots(rank), plan.words
+        own: Any = devices.own_memory(device)
+        memory = own
+        if plan.nodes:  # one array for all messages in a direction
+            memory, words, self.receiving, sending = shared, words * self.receiving, 1, 1
         self.messages: list[tuple[Array, Array]] = []  # per buffer: the array for MPI, the array to pack and unpack
-        own: Any = shared if plan.nodes else devices.own_memory(device)
         for _ in range(self.receiving + sending):
             if device and plan.staged:
-                self.messages.append(tuple(device.pinned(plan.words, plan.wire)))
+                self.messages.append(tuple(device.pinned(words, plan.wire)))
             else:
-                self.messages.append((own.empty((plan.words,), plan.wire),) * 2)
-        scratch = devices.own_memory(device)
-        self.scratch = None if plan.copies_only or device else scratch.empty((2, plan.words), plan.wide)
+                self.messages.append((memory.empty((words,), plan.wire),) * 2)
+        self.scratch = None if plan.copies_only or device else own.empty((2, plan.words), plan.wide)
 
     @property
     def nbytes(self) -> int:

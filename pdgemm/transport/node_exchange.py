@@ -40,16 +40,17 @@ def send_by_nodes(transfer: Transfer) -> None:
                     rows, cols = (x.shifted(0, x.target[0]) for x in (block.rows, block.cols))
                     copy_blocks(part_of(transfer.X, block), place, rows, cols)
         buffers.sync()
-        requests = list[MPI.Request]()
-        if message := steps.message(me, distances):
-            target, words_out, source, words_in = message
-            if words_in:
-                requests.append(grid.comm.Irecv(wire(received[:words_in]), source=source))
-                recorder.traffic.received(words_in)
-            if words_out:
-                requests.append(grid.comm.Isend(wire(sent[:words_out]), dest=target))
-                recorder.traffic.sent(words_out)
-        end_of_span = recorder.moving("exchange", sum(message[1::2]) * plan.wire.itemsize if message else 0)
+        requests, nbytes = list[MPI.Request](), 0
+        for message in steps.messages(me, distances):
+            part = slice(message.start, message.start + message.words)
+            if message.sent:
+                requests.append(grid.comm.Isend(wire(sent[part]), dest=message.peer))
+                recorder.traffic.sent(message.words)
+            else:
+                requests.append(grid.comm.Irecv(wire(received[part]), source=message.peer))
+                recorder.traffic.received(message.words)
+            nbytes += message.words * plan.wire.itemsize
+        end_of_span = recorder.moving("exchange", nbytes)
         for block in staying:
             with recorder.phase("pack"):
                 for tile in plan.tiles(block):

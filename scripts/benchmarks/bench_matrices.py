@@ -5,6 +5,7 @@
     . scripts/env.sh; export OMP_NUM_THREADS=1
     mpiexec -n 2 python scripts/benchmarks/bench_matrices.py elements
     mpiexec -n 2 python scripts/benchmarks/bench_matrices.py redistribute --size 4096
+    scripts/hosts.sh 8 mpirun -n 16 --map-by ppr:2:node python scripts/benchmarks/bench_matrices.py between-hosts
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ import numpy as np
 from runner import Case, Work, asleep, main, said
 
 from pdgemm import DistMatrix, ProcessGrid
+from pdgemm.algorithms.redistribution import timed_exchange
+from pdgemm.planning.machines.machine import load_machine
+from pdgemm.planning.machines.timing import fastest_exchange
+from pdgemm.schedules.exchanges.exchange import plan_exchange
+from pdgemm.transport.exchange_buffers import ExchangeBuffers
 
 MOVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "columns to rows": ({"shape": "row"}, {"shape": "column"}),
@@ -69,6 +75,23 @@ def redistribute(comm: Any, size: int = 4096, dtype: Any = "float64") -> Iterato
         source.redistribute(Y)
         words = comm.allreduce(Y.report.counted.words_received)
         yield Case(name, works, facts=said(f"{words / size**2:.0%} of the elements are sent"))
+
+
+def between_hosts(comm: Any, sizes: str = "64,256,512,1024,2048") -> Iterator[Case]:
+    """From single columns to blocks: messages from rank to rank, or one between two hosts, and the model's choice."""
+    with ProcessGrid(comm, (1, comm.size)) as columns, ProcessGrid(comm) as blocks:
+        for n in map(int, sizes.split(",")):
+            X, Y = DistMatrix.random((n, n), grid=columns, block=1), DistMatrix.empty((n, n), grid=blocks, block=32)
+            direct = plan_exchange(X.layout_in(blocks), Y.layout_in(blocks), comm.size)
+            plans = {"rank to rank": direct, "host to host": direct.joined(blocks.nodes)}
+            works: dict[str, Work] = {
+                name: partial(timed_exchange, name, 1, X.stored, 0, Y.stored, plan, buffers, blocks)
+                for name, plan in plans.items()
+                for buffers in [ExchangeBuffers(plan, comm.rank, shared=blocks.memory)]
+            }
+            chosen = "host to host" if fastest_exchange(direct, blocks.nodes, load_machine()).nodes else "rank to rank"
+            messages = {name: comm.allreduce(plan.traffic(comm.rank).messages_sent) for name, plan in plans.items()}
+            yield Case(f"{n} x {n}", works, calls=5, facts=said(f"messages: {messages}; chosen: {chosen}"))
 
 
 def qr(comm: Any, shapes: str = "100000x64,20000x512") -> Iterator[Case]:
@@ -135,4 +158,4 @@ def states(comm: Any, cases: str = "100x32,4x1448", folder: str = "") -> Iterato
 
 
 if __name__ == "__main__":
-    main(elements, redistribute, qr, states)
+    main(elements, redistribute, between_hosts, qr, states)

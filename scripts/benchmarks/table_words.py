@@ -19,9 +19,10 @@ import numpy as np
 
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
+from pdgemm.planning.machines.timing import sample
 from pdgemm.planning.planner import candidates, plan_product
 from pdgemm.planning.problem import Problem
-from pdgemm.planning.product_plan import ProductPlan, sample
+from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.question import Question
 
 SHAPES = {  # the shapes of the COSMA paper

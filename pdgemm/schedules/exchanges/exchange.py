@@ -27,6 +27,7 @@ from pdgemm.support.remembered import remembered, remembered_if
 
 PACKED_BYTES = 1 << 20  # bytes of a message, which stays in cache while it is packed, sent and unpacked
 DEVICE_BYTES = 1 << 25  # bytes of a message on a device, where each message costs launches and waits
+NODE_BYTES = 1 << 22  # bytes of the messages of a rank to other nodes in one step, if they are that short
 SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
 _MOST_RUNS = 1 << 17  # runs in the index maps of a result that is cached, at 32 bytes each
 
@@ -185,7 +186,7 @@ class Redistribution(Schedule):
 
     def slots(self, rank: int | None) -> tuple[int, int]:
         """Return the numbers of messages in flight to and from `rank`; for rank None, the maximum over all ranks."""
-        most = 1 if self.nccl or self.nodes else DEVICE_SLOTS if self.device else SLOTS
+        most = self.by_nodes.slots if self.by_nodes else 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
         if rank is None or self.nodes:
             return most, most
         traffic = self.traffic(rank)
@@ -296,7 +297,9 @@ class Exchange(Redistribution):
             return None
         rows, cols = self._common
         to = partial(_words_of, self.size, self.source, self.target, rows, cols)
-        return NodeMessages(self.nodes, to, partial(_words_of, self.size, self.target, self.source, rows.T, cols.T))
+        back = partial(_words_of, self.size, self.target, self.source, rows.T, cols.T)
+        at_once = max(1, NODE_BYTES // (self.words * self.wire.itemsize))
+        return NodeMessages(self.nodes, to, back, self.words, at_once)
 
     def joined(self, nodes: tuple[int, ...]) -> Self:
         """Return the exchange with one message between two nodes."""

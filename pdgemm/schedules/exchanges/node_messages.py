@@ -28,32 +28,49 @@ class Segment(NamedTuple):
     start: int
 
 
+class NodeMessage(NamedTuple):
+    """A message to a rank, or from it, of words that begin at `start` in the buffer."""
+
+    sent: bool
+    peer: int
+    start: int
+    words: int
+
+
 class NodeMessages:
     """The messages between N nodes, in steps: node S sends to node S + d, for a few distances d in each step.
 
     nodes : the node of each rank.
     words_to, words_from : functions of an array of ranks, which return the words that these ranks together send to each
         rank, or receive from each rank; without what a rank copies within its own memory.
+    most  : the words of the largest message.   at_once : the most messages of a rank in a step, in each direction.
+    slots : the number of these messages.
 
     Distance d belongs to the rank at place d mod w of its node, where w is the number of ranks of the smallest node.
-    So a rank has one message in each direction in a step, and a node has w partners.  At distance 0 nothing is sent:
-    elements are written where those of other nodes are received.
+    So a node has w partners for each slot of a step.  At distance 0 nothing is sent: elements are written where those
+    of other nodes are received.
     """
 
-    def __init__(self, nodes: tuple[int, ...], words_to: WordsOf, words_from: WordsOf) -> None:
+    def __init__(self, nodes: tuple[int, ...], words_to: WordsOf, words_from: WordsOf, most: int, at_once: int) -> None:
         names, self.node = np.unique(nodes, return_inverse=True)
         self.ranks = [np.flatnonzero(self.node == node) for node in range(len(names))]
         self.width = min(map(len, self.ranks))
+        self.most, self.slots = most, min(at_once, -(-len(self.ranks) // self.width))
         self._to, self._from, self._known = words_to, words_from, dict[tuple[int, bool], np.ndarray]()
 
     @property
     def steps(self) -> Iterator[range]:
         """Yield the distances of each step."""
-        return (range(d, min(d + self.width, len(self.ranks))) for d in range(0, len(self.ranks), self.width))
+        nodes, each = len(self.ranks), self.width * self.slots
+        return (range(d, min(d + each, nodes)) for d in range(0, nodes, each))
 
     def holder(self, node: int, distance: int) -> int:
         """Return the rank of a node that sends, and receives, the messages of a distance."""
         return int(self.ranks[node][distance % self.width])
+
+    def place(self, distance: int) -> int:
+        """Return where the message of a distance begins in the buffers of its rank."""
+        return distance // self.width % self.slots * self.most
 
     def at(self, node: int, distance: int) -> int:
         """Return the node at a distance after a node; nodes are numbered 0, 1, ..., around a ring."""
@@ -83,7 +100,7 @@ class NodeMessages:
             starts = before.reshape(words.shape) if outgoing else before.reshape(words.T.shape).T
             for peer, start, size in zip(others.tolist(), starts[place].tolist(), words[place].tolist()):
                 if size:
-                    yield Segment(self.holder(here, d), peer, start)
+                    yield Segment(self.holder(here, d), peer, self.place(d) + start)
 
     def _pairs(self, node: int, outgoing: bool) -> np.ndarray:
         """Return the words that each rank of a node (a row) sends to each rank, or receives from it."""
@@ -94,27 +111,26 @@ class NodeMessages:
             )
         return self._known[node, outgoing]
 
-    def message(self, rank: int, distances: range) -> tuple[int, int, int, int] | None:
-        """Return the message of a rank in a step: (target, words, source, words); None if it has none.
-
-        Nothing is sent, or received, where the number of words is 0.
-        """
+    def messages(self, rank: int, distances: range) -> Iterator[NodeMessage]:
+        """Yield the messages that a rank sends and receives in a step, without those of no words."""
         here = int(self.node[rank])
         for d in distances:
             if d and self.holder(here, d) == rank:
-                target, source = self.at(here, d), self.at(here, -d)
-                sent, received = int(self.words[here, target]), int(self.words[source, here])
-                return self.holder(target, d), sent, self.holder(source, d), received
-        return None
+                there, before = self.at(here, d), self.at(here, -d)
+                for sent, node, words in (
+                    (True, there, self.words[here, there]),
+                    (False, before, self.words[before, here]),
+                ):
+                    if words:
+                        yield NodeMessage(sent, self.holder(node, d), self.place(d), int(words))
 
     def traffic(self, rank: int) -> Traffic:
         """Return the words and messages of a rank: those of its node that it holds, and what it reads in buffers."""
         total, here = Traffic(), int(self.node[rank])
         to_me = self._by_node(self._from(np.array([rank])))
         for distances in self.steps:
-            if message := self.message(rank, distances):
-                _, sent, _, received = message
-                total += Traffic(sent, received, int(sent > 0), int(received > 0))
+            for message in self.messages(rank, distances):
+                (total.sent if message.sent else total.received)(message.words)
             for d in distances:
                 if self.holder(here, d) != rank:
                     total.read(int(to_me[self.at(here, -d)]))

@@ -16,6 +16,7 @@ from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.algorithms.redistribution import timed_exchange
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.exchanges import exchange
 from pdgemm.schedules.exchanges.exchange import Exchange, Selection, fitted_messages, plan_exchange
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
 
@@ -59,17 +60,19 @@ def check_counts(plan: Exchange, grid: Any, counted: Traffic) -> None:
 
 
 @every_grid
+@pytest.mark.parametrize("nbytes", [0, exchange.NODE_BYTES], ids=["several steps", "one step"])
 @pytest.mark.parametrize("per_node", [1, 2, 3])
-def test_matrices_between_drawn_layouts(comm: Any, per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_layouts(comm: Any, per_node: int, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if per_node >= comm.size:
         pytest.skip("all ranks share memory")
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
-    own, draw = comm.Dup(), random.Random(per_node)
+    monkeypatch.setattr(exchange, "NODE_BYTES", nbytes)
+    own, draw = comm.Dup(), random.Random(per_node + nbytes)
     with ExitStack() as stack:
         places = [(x, order) for x in grid_shapes(comm.size) for order in (1, -1)]
         grids = [stack.enter_context(ProcessGrid(own, x, ranks=range(own.size)[::order])) for x, order in places]
         grids.append(stack.enter_context(ProcessGrid(own, ranks=range(1, own.size))))
-        for number in range(100 if everything() else 24):
+        for number in range(60 if everything() else 12):
             shape, dtype = draw.choice(SIZES), draw.choice(TYPES)
             X, Y = (drawn(grids, draw, shape, dtype) for _ in "XY")
             if Y.conjugated:
@@ -85,6 +88,8 @@ def test_matrices_between_drawn_layouts(comm: Any, per_node: int, monkeypatch: p
             assert np.array_equal(Y.allgather(), expected), (number, shape, dtype, alpha, beta)
             assert np.array_equal(X.allgather(), x)
             check_counts(plan, grid, counted)
+            assert plan.by_nodes
+            assert len([*plan.by_nodes.steps]) == (1 if nbytes else -(-len({*grid.nodes}) // plan.by_nodes.width))
 
 
 @pytest.mark.on_ranks(4, 6)
