@@ -27,9 +27,9 @@ from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_resul
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, shared_or_sent
 from pdgemm.names import DType, Protection
-from pdgemm.planning.machines.machine import machine_at_hand
+from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.timing import fastest_exchange
-from pdgemm.schedules.exchanges.exchange import Exchange, Redistribution, plan_exchange
+from pdgemm.schedules.exchanges.exchange import AnyExchange, Exchange, Redistribution, plan_exchange
 from pdgemm.support.agreement import together
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails, repeated_if_unmapped
@@ -150,7 +150,7 @@ def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: 
     layout = target if alpha == 0 else X.layout_in(X.grid)  # X is not read if alpha is 0
     ways = transfer_ways(devices.of(X.stored), X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
     plan = plan_exchange(layout, target, X.grid.size, alpha == 1 and beta == 0, limit, *ways)
-    plan = fastest_exchange(plan, nodes_of(X.grid, by_nodes), machine_at_hand(), limit)
+    plan = between_nodes(plan, X.grid, by_nodes, limit)
     if limit is not None and plan.extra_bytes(None) > limit:
         raise MemoryLimitError(
             f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
@@ -219,9 +219,16 @@ def transfer_ways(
     return shared and bool(reach.reads), device.name, not nccl and (reach.staged or not addressable), nccl
 
 
-def nodes_of(grid: ProcessGrid, by_nodes: bool = True) -> tuple[int, ...]:
-    """Return the node of each rank where an exchange may have messages between nodes, otherwise ()."""
-    return grid.nodes if by_nodes and grid.shares_memory and grid.ranks_per_node is not None else ()
+def between_nodes(
+    direct: AnyExchange, grid: ProcessGrid, allowed: bool = True, memory_limit: int | None = None
+) -> AnyExchange:
+    """Return an exchange, with one message between two nodes if that is `allowed` and faster on this machine.
+
+    Local; all ranks choose alike.
+    """
+    if not allowed or not grid.shares_memory or grid.ranks_per_node is None:
+        return direct
+    return fastest_exchange(direct, grid.nodes, on_nodes(machine_at_hand(), grid.ranks_per_node), memory_limit)
 
 
 def move_report(name: str, plan: Exchange, grid: ProcessGrid, recorder: Recorder, seconds: float) -> RunReport:

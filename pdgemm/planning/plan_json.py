@@ -55,6 +55,8 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
     layouts = [*problem.layouts, *product_layouts, *(x for _, move in moves for x in (move.source, move.target))]
     if not all(on_ranks(x.rank_map, x.distribution.grid_shape, size) for x in layouts):
         return f"a layout does not have a different rank from 0 to {size - 1} at each position of its grid"
+    if any(move.nodes not in ((), problem.nodes) for _, move in moves):
+        return "a redistribution is between other nodes than those of the problem"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
     if any(side.n + side.skip > _MOST_BLOCKS * side.block for side in sides):
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"

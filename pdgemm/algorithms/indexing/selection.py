@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import move_report, nodes_of, timed_exchange, transfer_ways
+from pdgemm.algorithms.redistribution import between_nodes, move_report, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, merged
@@ -23,8 +23,6 @@ from pdgemm.matrix.argument_checks import check_matrices, check_result, communic
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array, shared_or_sent
-from pdgemm.planning.machines.machine import machine_at_hand
-from pdgemm.planning.machines.timing import fastest_exchange
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 from pdgemm.support.agreement import check_not_freed, described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
@@ -91,7 +89,7 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
             source, target = X.layout_in(grid), Y.layout_in(grid)
             copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
             plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
-            plan = fastest_exchange(plan, nodes_of(grid, by_nodes), machine_at_hand())
+            plan = between_nodes(plan, grid, by_nodes)
             arguments += [name, plan.description]
             workspace = ExchangeBuffers(plan, comm.rank, where, grid.memory)
         return plan, workspace

@@ -12,10 +12,14 @@ from mpi4py import MPI
 from problems import grid_shapes
 from tiers import every_grid, everything
 
-from pdgemm import DistMatrix, ProcessGrid
+from pdgemm import DistMatrix, Machine, Plan, ProcessGrid, pdgemm, plan, select
+from pdgemm.algorithms import redistribution
 from pdgemm.algorithms.redistribution import timed_exchange
+from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.planning.machines.machine import Link
 from pdgemm.schedules.exchanges import exchange
 from pdgemm.schedules.exchanges.exchange import Exchange, Selection, fitted_messages, plan_exchange
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
@@ -106,3 +110,58 @@ def test_picked_rows_and_columns(comm: Any, monkeypatch: pytest.MonkeyPatch) -> 
         counted = carried_out(1, X, 0, Y, plan)
         assert np.array_equal(Y.allgather(), X.allgather()[np.ix_(rows, cols)])
         check_counts(plan, grid, counted)
+
+
+def slow_messages(per_node: int | None = None) -> Machine:
+    """Return a machine on which a message between nodes takes as long as many small products."""
+    links = {kind: Link(1e-2, x.beta) for kind, x in Machine().inter.items()}
+    return Machine(name="slow messages", ranks_per_node=per_node, inter=links)
+
+
+@pytest.mark.on_ranks(4, 6)
+def test_the_model_chooses_them(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In products, redistributions and selections, whose reports have the planned words."""
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    monkeypatch.setattr(redistribution, "machine_at_hand", slow_messages)
+    with ProcessGrid(comm.Dup()) as grid:
+        columns = ProcessGrid(grid.base.comm, (1, comm.size))
+        A, B = (DistMatrix.random((40, 40), grid=columns, block=1, seed=seed).copy() for seed in (1, 2))
+        a, b, nodes = A.allgather(), B.allgather(), comm.size // 2
+        for C, expected in (
+            (A.redistribute(grid=grid, block=3), a),
+            (A.redistribute(grid=grid, block=3, alpha=2, order="F"), 2 * a),
+            (select(A, rows=np.arange(40)[::-1]).redistribute(grid=grid, block=7), a[::-1]),
+        ):
+            assert np.array_equal(C.allgather(), expected)
+            report = C.report
+            assert report.counted == report.predicted and report.extra_bytes == report.predicted_extra_bytes
+            assert grid.comm.allreduce(report.counted.messages_sent) == nodes * (nodes - 1)
+        how: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape, "machine": slow_messages(2)}
+        planned = plan(A, B, **how)
+        assert {name for name, move in planned.moves if move.nodes} == {"A", "B", "C"}
+        C = pdgemm(1, A, B, **how)
+        assert np.allclose(C.allgather(), a @ b, rtol=1e-13, atol=1e-13)
+        assert C.report.counted == C.report.predicted == planned.traffic(comm.rank)
+        assert C.report.extra_bytes == C.report.predicted_extra_bytes == planned.extra_bytes(comm.rank)
+        assert Plan.from_json(planned.to_json()) == planned
+
+
+@pytest.mark.on_ranks(4)
+def test_without_node_memory_ranks_send_to_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rank lacks memory that its node shares, all ranks carry out the exchange from rank to rank."""
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    monkeypatch.setattr(redistribution, "machine_at_hand", slow_messages)
+    with ProcessGrid(comm.Dup()) as grid:
+        X = DistMatrix.random((40, 40), grid=ProcessGrid(grid.base.comm, (1, comm.size)), block=1).copy()
+        Y = DistMatrix.zeros((40, 40), grid=grid, block=3)
+        empty = NodeMemory.empty
+
+        def full(memory: NodeMemory, *size: Any, **options: Any) -> Any:
+            if comm.rank == 1:
+                raise NodeMemoryError("no room")
+            return empty(memory, *size, **options)
+
+        monkeypatch.setattr(NodeMemory, "empty", full)
+        X.redistribute(out=Y, check=False)
+        assert np.array_equal(Y.allgather(), X.allgather())
+        assert grid.comm.allreduce(Y.report.counted.messages_sent) == 12
