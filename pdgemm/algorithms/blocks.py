@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import timed_exchange
+from pdgemm.algorithms.redistribution import between_nodes, timed_exchange
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
@@ -21,9 +21,9 @@ from pdgemm.local.arrays.device import HOST, Array
 from pdgemm.local.arrays.elementwise import on_host
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order
+from pdgemm.matrix.local_arrays import communicator_of, device_on, in_native_order, shared_or_sent
 from pdgemm.names import DeviceName
-from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
+from pdgemm.schedules.exchanges.rectangle_exchange import RectangleExchange, plan_rectangles
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
@@ -135,16 +135,22 @@ def _move(
 ) -> RunReport:
     """Copy the elements of the blocks of all ranks to a matrix, or back, and return the report.  Collective."""
     grid, device = matrix.grid, devices.of(matrix.stored)
-    with together(grid.comm):
-        on: tuple[str, bool] = ("", False)
-        if device:
-            held = [x for x in (matrix.stored, *blocks) if x.size]
-            for x in held:
-                device.check(x)
-            on = device.name, device.reach(grid).staged or not all(map(device.addressable, held))
-        order: Order = matrix.order if inward else "C"
-        plan = plan_rectangles(rectangles, matrix.layout_in(grid), inward, order, *on)
-        buffers = ExchangeBuffers(plan, grid.comm.rank, device)
+
+    def set_up(by_nodes: bool) -> tuple[RectangleExchange, ExchangeBuffers]:
+        with together(grid.comm):
+            on: tuple[str, bool] = ("", False)
+            if device:
+                held = [x for x in (matrix.stored, *blocks) if x.size]
+                for x in held:
+                    device.check(x)
+                on = device.name, device.reach(grid).staged or not all(map(device.addressable, held))
+            order: Order = matrix.order if inward else "C"
+            plan = plan_rectangles(rectangles, matrix.layout_in(grid), inward, order, *on)
+            plan = between_nodes(plan, grid, by_nodes)
+            buffers = ExchangeBuffers(plan, grid.comm.rank, device, grid.memory)
+        return plan, buffers
+
+    plan, buffers = shared_or_sent(grid.comm, set_up)
     X, Y = (blocks, matrix.stored) if inward else (matrix.stored, blocks)
     recorder = timed_exchange("from_blocks" if inward else "to_blocks", 1, X, 0, Y, plan, buffers, grid)
     ends = counted(sum(map(len, rectangles)), "block") + " of any size", str(plan.layout)

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
-from pdgemm.schedules.exchanges.exchange import Block
+from pdgemm.schedules.exchanges.redistribution import Block
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.exchange_buffers import Transfer, part_of

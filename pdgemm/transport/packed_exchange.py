@@ -19,7 +19,8 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device, of
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import Combine
-from pdgemm.schedules.exchanges.exchange import Block, Exchange, Redistribution
+from pdgemm.schedules.exchanges.exchange import Exchange
+from pdgemm.schedules.exchanges.redistribution import Block, Redistribution
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.waits import Wait

@@ -8,7 +8,7 @@ from math import ceil, log2
 import numpy as np
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.schedules.exchanges.exchange import AnyExchange, Exchange
+from pdgemm.schedules.exchanges.redistribution import AnyExchange, Redistribution
 from pdgemm.schedules.mover_registry import MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule
@@ -55,22 +55,21 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
     return memory_seconds(product, machine, rank) + first + pipeline + last + after
 
 
-def exchange_seconds(exchange: Exchange, machine: Machine, rank: int) -> float:
+def exchange_seconds(exchange: Redistribution, machine: Machine, rank: int) -> float:
     """Return the time of an exchange: words sent are packed and unpacked; words that stay or are read are copied."""
-    traffic, itemsize = exchange.traffic(rank), exchange.wire.itemsize
+    traffic, itemsize, (sources, targets) = exchange.traffic(rank), exchange.wire.itemsize, exchange.elements(rank)
     if exchange.shared:
-        return machine.call_overhead + exchange.target.local_bytes(rank) / machine.copy_bandwidth
+        return machine.call_overhead + targets * itemsize / machine.copy_bandwidth
     if exchange.by_nodes:
         return _between_nodes(exchange, machine, rank)
     words = max(traffic.words_sent, traffic.words_received)
     messages = max(traffic.messages_sent, traffic.messages_received)
-    rows, cols = exchange.source.local_shape(rank)
-    copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
+    copied = (sources - traffic.words_sent) * itemsize / machine.copy_bandwidth
     moving = machine.transfer("exchange", words, messages, itemsize, 1, exchange.size, exchange.size)
     return machine.call_overhead + copied + moving
 
 
-def _between_nodes(exchange: Exchange, machine: Machine, rank: int) -> float:
+def _between_nodes(exchange: Redistribution, machine: Machine, rank: int) -> float:
     """Return the time of an exchange with one message between two nodes.
 
     Elements are copied into buffers and out of them; the ranks of a node wait for each other twice in each step.
@@ -79,7 +78,7 @@ def _between_nodes(exchange: Exchange, machine: Machine, rank: int) -> float:
     assert steps is not None
     words = max(traffic.words_sent, traffic.words_received - traffic.words_read)
     messages = max(traffic.messages_sent, traffic.messages_received)
-    copied = exchange.source.local_bytes(rank) + exchange.target.local_bytes(rank)
+    copied = sum(exchange.elements(rank)) * exchange.wire.itemsize
     meetings = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width))) * machine.links("exchange")[0].alpha
     moving = messages * far.alpha + words * exchange.wire.itemsize * far.beta * (machine.ranks_per_node or 1)
     return machine.call_overhead + copied / machine.copy_bandwidth + meetings + moving

@@ -7,11 +7,11 @@ owner are sent, once each, in messages of at most `words` elements.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from typing import NamedTuple, Self, TypeVar
+from math import prod
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,187 +19,9 @@ from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_cou
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
-from pdgemm.schedules.exchanges.node_messages import NodeMessages
-from pdgemm.schedules.mover_registry import SHARED
-from pdgemm.schedules.rounds import LINE, Messages, Round
-from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
-from pdgemm.support.remembered import remembered, remembered_if
-
-PACKED_BYTES = 1 << 20  # bytes of a message, which stays in cache while it is packed, sent and unpacked
-DEVICE_BYTES = 1 << 25  # bytes of a message on a device, where each message costs launches and waits
-NODE_BYTES = 1 << 22  # bytes of the messages of a rank to other nodes in one step, if they are that short
-SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
-_MOST_RUNS = 1 << 17  # runs in the index maps of a result that is cached, at 32 bytes each
-
-
-def _worth_keeping(result: object) -> bool:
-    return not isinstance(result, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in result) < _MOST_RUNS
-
-
-class Block(NamedTuple):
-    """The rows times columns that a rank and a peer exchange: index maps from the local array to the message, or back.
-
-    part : the number of the array that contains the block, for a rank with several arrays.
-    """
-
-    peer: int
-    rows: IndexMap
-    cols: IndexMap
-    part: int = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.size, self.cols.size
-
-
-class Redistribution(Schedule):
-    """The base of all exchanges: blocks are sent in messages of at most `words` elements, a few messages at a time."""
-
-    size: int
-    words: int
-    copies_only: bool
-    shared: bool = False
-    device: str = ""
-    staged: bool = False
-    nccl: bool = False
-    nodes: tuple[int, ...] = ()
-    algorithm = "redistribute"
-    lookahead = 0
-
-    @property
-    def grid(self) -> RankMap:
-        return RankMap.of_line(range(self.size))
-
-    @property
-    def panel_dtype(self) -> np.dtype:
-        return self.wire
-
-    @property
-    def events(self) -> int:
-        return self.traffic(0).messages_received
-
-    @cached_property
-    def by_nodes(self) -> NodeMessages | None:
-        """The messages between nodes; None where ranks send to ranks."""
-        return None
-
-    def rounds(self) -> Iterator[Round]:
-        """Yield all messages, or reads, in one round; messages between nodes in several."""
-        if self.by_nodes:
-            yield from self.by_nodes.rounds(self.wire.itemsize)
-            return
-        sent = [
-            (rank, block.peer, rows.size * cols.size)
-            for rank in range(self.size)
-            for block in self.sends(rank)
-            for rows, cols in ([(block.rows, block.cols)] if self.shared else self.tiles(block))
-        ]
-        source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
-        kind = SHARED.name if self.shared else "exchange"
-        yield Round([Messages(kind, source, target, words, self.wire.itemsize, LINE)], hidden=False)
-
-    @property
-    @abstractmethod
-    def order(self) -> Order:
-        """The memory order of the result, and of the messages."""
-
-    @property
-    @abstractmethod
-    def wire(self) -> np.dtype:
-        """The type of elements in messages."""
-
-    @property
-    @abstractmethod
-    def wide(self) -> np.dtype:
-        """The type in which alpha X + beta Y is computed."""
-
-    @property
-    @abstractmethod
-    def conjugates(self) -> bool:
-        """Does the exchange conjugate the elements?"""
-
-    @abstractmethod
-    def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterable[Block]:
-        """Yield a block of X on `rank` for each array of Y, on any rank, that receives elements of this rank's X.
-
-        by_target : yield instead a block of Y on `rank` for each array of X from which this rank's Y gets elements.
-        form : is applied to the two index maps of a block, which map rows (columns) of X to rows (columns) of Y.
-        """
-
-    @remembered_if(_worth_keeping)
-    def sends(self, rank: int) -> list[Block]:
-        """Return the blocks that `rank` sends, to the nearest following rank first."""
-        blocks = self.blocks(rank, IndexMap.pack, by_target=False)
-        return sorted((x for x in blocks if x.peer != rank), key=lambda x: ((x.peer - rank) % self.size, x.part))
-
-    @remembered_if(_worth_keeping)
-    def pulls(self, rank: int) -> list[Block]:
-        """Return all blocks of Y on `rank`, with maps from X to Y: local ones first, others in `receives` order."""
-        return self._received(rank, lambda x: x)
-
-    @remembered_if(_worth_keeping)
-    def receives(self, rank: int) -> list[Block]:
-        """Return the blocks that `rank` receives, from the nearest preceding rank first."""
-        return [x for x in self._received(rank, IndexMap.unpack) if x.peer != rank]
-
-    @remembered_if(_worth_keeping)
-    def staying(self, rank: int) -> list[Block]:
-        """Return the blocks that `rank` copies within its own memory."""
-        return [x for x in self._received(rank, lambda x: x) if x.peer == rank]
-
-    def _received(self, rank: int, form: Callable[[IndexMap], IndexMap]) -> list[Block]:
-        return sorted(self.blocks(rank, form, by_target=True), key=lambda x: ((rank - x.peer) % self.size, x.part))
-
-    @remembered
-    def traffic(self, rank: int) -> Traffic:
-        """Return the words and messages that a rank sends of X and receives for Y."""
-        ways = ([x.shape for x in blocks] for blocks in (self.sends(rank), self.receives(rank)))
-        sent, received = (self.counted(*np.array(shapes, np.int64).reshape(-1, 2).T) for shapes in ways)
-        return Traffic(sent[0], received[0], sent[1], received[1])
-
-    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
-        """Yield the tiles of a block, in the same order on all ranks.
-
-        words : the most elements of a tile; 0: as many as in a message.
-        """
-        rows, cols = block.shape
-        tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
-        columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
-        for r in range(0, rows, tile_rows):
-            part = block.rows.cut(r, min(rows, r + tile_rows))
-            yield from ((part, column) for column in columns)
-
-    def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
-        """Return the shape of a tile: whole rows, if rows are contiguous in the target, otherwise whole columns."""
-        long, short = (cols, rows) if self.order == "C" else (rows, cols)
-        long = min(long, words)
-        short = max(1, min(short, words // long))
-        return (short, long) if self.order == "C" else (long, short)
-
-    def counted(self, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
-        """Return the words and the messages of all blocks with these numbers of rows and columns."""
-        long, short = (cols, rows) if self.order == "C" else (rows, cols)
-        long, short = long[long * short > 0], short[long * short > 0]
-        length = np.minimum(long, self.words)
-        lines = np.clip(self.words // length, 1, short)
-        return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
-
-    def slots(self, rank: int | None) -> tuple[int, int]:
-        """Return the numbers of messages in flight to and from `rank`; for rank None, the maximum over all ranks."""
-        most = self.by_nodes.slots if self.by_nodes else 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
-        if rank is None or self.nodes:
-            return most, most
-        traffic = self.traffic(rank)
-        return min(most, traffic.messages_received), min(most, traffic.messages_sent)
-
-    def buffers(self, rank: int | None) -> Buffers:
-        arriving, leaving = self.slots(rank)
-        scratch = 0 if self.copies_only or self.device else 2 * self.words
-        return {
-            "arriving": (arriving * self.words, self.wire),
-            "leaving": (leaving * self.words, self.wire),
-            "scratch": (scratch, self.wide),
-        }
+from pdgemm.schedules.exchanges.node_messages import WordsOf
+from pdgemm.schedules.exchanges.redistribution import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution, worth_keeping
+from pdgemm.support.remembered import remembered_if
 
 
 @dataclass(frozen=True)
@@ -272,7 +94,7 @@ class Exchange(Redistribution):
         rows, cols = self._common
         return int(rows.max(initial=0)) * int(cols.max(initial=0))
 
-    @remembered_if(_worth_keeping)
+    @remembered_if(worth_keeping)
     def traffic(self, rank: int) -> Traffic:
         """Return, by formula, the words and messages that `rank` sends of X and receives for Y."""
         if self.by_nodes:
@@ -291,21 +113,14 @@ class Exchange(Redistribution):
                 total += Traffic(words_received=received[0], messages_received=received[1])
         return total
 
-    @cached_property
-    def by_nodes(self) -> NodeMessages | None:
-        if not self.nodes:
-            return None
+    @property
+    def words_of(self) -> tuple[WordsOf, WordsOf]:
         rows, cols = self._common
         to = partial(_words_of, self.size, self.source, self.target, rows, cols)
-        back = partial(_words_of, self.size, self.target, self.source, rows.T, cols.T)
-        at_once = max(1, NODE_BYTES // (self.words * self.wire.itemsize))
-        return NodeMessages(self.nodes, to, back, self.words, at_once)
+        return to, partial(_words_of, self.size, self.target, self.source, rows.T, cols.T)
 
-    def joined(self, nodes: tuple[int, ...]) -> Self:
-        """Return the exchange with one message between two nodes."""
-        joined = replace(self, nodes=nodes, words=1)
-        assert joined.by_nodes
-        return replace(joined, words=max(1, int(joined.by_nodes.words.max())))
+    def elements(self, rank: int) -> tuple[int, int]:
+        return prod(self.source.local_shape(rank)), prod(self.target.local_shape(rank))
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
         """Return the words and messages of the blocks rows[p] x cols[q], for all (p, q) but `own`."""
@@ -365,7 +180,7 @@ def _words_of(
     return words
 
 
-AnyExchange = TypeVar("AnyExchange", bound=Exchange)
+OfLayouts = TypeVar("OfLayouts", bound=Exchange)
 
 
 @lru_cache(maxsize=16)
@@ -390,7 +205,7 @@ def plan_exchange(
     return fitted_messages(one, memory_limit)
 
 
-def fitted_messages(one: AnyExchange, memory_limit: int | None = None) -> AnyExchange:
+def fitted_messages(one: OfLayouts, memory_limit: int | None = None) -> OfLayouts:
     """Return `one`, whose messages have one element, with messages that are as long as in `plan_exchange`."""
     most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize
     if memory_limit is not None:

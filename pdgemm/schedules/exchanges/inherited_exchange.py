@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.schedules.exchanges.exchange import Block, Exchange, Redistribution, fitted_messages
+from pdgemm.schedules.exchanges.exchange import Exchange, fitted_messages
+from pdgemm.schedules.exchanges.redistribution import Block, Redistribution
 from pdgemm.support.remembered import remembered
 
 

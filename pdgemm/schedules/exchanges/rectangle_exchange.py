@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import prod
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.dtypes import arithmetic
-from pdgemm.schedules.exchanges.exchange import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution
+from pdgemm.schedules.exchanges.node_messages import WordsOf
+from pdgemm.schedules.exchanges.redistribution import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class RectangleExchange(Redistribution):
     rectangles : the rectangles of each rank, each in a separate array.
     inward     : True: from the rectangles, which do not overlap, into the layout; False: from the layout into them.
     in_order   : memory order of the arrays that are written.
-    device, staged : as in `Product`.
+    device, staged, nodes : as in `Exchange`.
     """
 
     rectangles: tuple[tuple[Rectangle, ...], ...]
@@ -33,6 +35,7 @@ class RectangleExchange(Redistribution):
     words: int = 1
     device: str = ""
     staged: bool = False
+    nodes: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -57,6 +60,46 @@ class RectangleExchange(Redistribution):
     @property
     def conjugates(self) -> bool:
         return self.layout.conjugated
+
+    @cached_property
+    def _common(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each rectangle: its rank, and the number of its rows, and columns, in each part of the layout."""
+        held = [x for of_rank in self.rectangles for x in of_rank]
+        owner = np.repeat(np.arange(self.size), [len(of_rank) for of_rank in self.rectangles])
+        down, across = self.layout.distribution.rows, self.layout.distribution.cols
+        return owner, _counts(down, [x.rows for x in held]), _counts(across, [x.cols for x in held])
+
+    @property
+    def words_of(self) -> tuple[WordsOf, WordsOf]:
+        return (self._from_rectangles, self._from_layout) if self.inward else (self._from_layout, self._from_rectangles)
+
+    def _from_rectangles(self, ranks: np.ndarray) -> np.ndarray:
+        """Return the words that the rectangles of these ranks share with the local array of each other rank."""
+        owner, rows, cols = self._common
+        words, own = np.zeros(self.size, np.int64), np.isin(owner, ranks)
+        words[[*self.layout.rank_map]] = (rows[own].T @ cols[own]).ravel()
+        for rank in ranks.tolist():
+            words[rank] -= self._staying_words(rank)
+        return words
+
+    def _from_layout(self, ranks: np.ndarray) -> np.ndarray:
+        """Return the words that the local arrays of these ranks share with the rectangles of each other rank."""
+        owner, rows, cols = self._common
+        places = [place for x in ranks.tolist() if (place := self.layout.coords(x))[0] >= 0]
+        i, j = np.array(places, np.int64).reshape(-1, 2).T
+        words = np.bincount(owner, (rows[:, i] * cols[:, j]).sum(axis=1), self.size).astype(np.int64)
+        for rank in ranks.tolist():
+            words[rank] -= self._staying_words(rank)
+        return words
+
+    def _staying_words(self, rank: int) -> int:
+        (owner, rows, cols), (i, j) = self._common, self.layout.coords(rank)
+        own = owner == rank
+        return int((rows[own, i] * cols[own, j]).sum()) if i >= 0 else 0
+
+    def elements(self, rank: int) -> tuple[int, int]:
+        ends = sum(prod(x.shape) for x in self.rectangles[rank]), prod(self.layout.local_shape(rank))
+        return ends if self.inward else ends[::-1]
 
     def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterator[Block]:
         blocks = self._of_layout(rank) if self.inward == by_target else self._of_rectangles(rank)
@@ -104,6 +147,12 @@ class RectangleExchange(Redistribution):
     def description(self) -> str:
         """A text that describes the whole exchange."""
         return repr(self)
+
+
+def _counts(dim: BlockCyclic, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """Return the number of indices of each range (a row) in each part of a dimension (a column)."""
+    windows = [dim.window(*ends) for ends in ranges]
+    return np.array([[x.count(part) for part in range(dim.parts)] for x in windows], np.int64).reshape(-1, dim.parts)
 
 
 def plan_rectangles(

@@ -14,13 +14,14 @@ from tiers import every_grid, everything
 
 from pdgemm import DistMatrix, Machine, Plan, ProcessGrid, pdgemm, plan, select
 from pdgemm.algorithms import redistribution
+from pdgemm.algorithms.blocks import reported_blocks
 from pdgemm.algorithms.redistribution import timed_exchange
 from pdgemm.errors import NodeMemoryError
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Link
-from pdgemm.schedules.exchanges import exchange
+from pdgemm.schedules.exchanges import redistribution as base
 from pdgemm.schedules.exchanges.exchange import Exchange, Selection, fitted_messages, plan_exchange
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
 
@@ -64,13 +65,13 @@ def check_counts(plan: Exchange, grid: Any, counted: Traffic) -> None:
 
 
 @every_grid
-@pytest.mark.parametrize("nbytes", [0, exchange.NODE_BYTES], ids=["several steps", "one step"])
+@pytest.mark.parametrize("nbytes", [0, base.NODE_BYTES], ids=["several steps", "one step"])
 @pytest.mark.parametrize("per_node", [1, 2, 3])
 def test_drawn_layouts(comm: Any, per_node: int, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if per_node >= comm.size:
         pytest.skip("all ranks share memory")
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
-    monkeypatch.setattr(exchange, "NODE_BYTES", nbytes)
+    monkeypatch.setattr(base, "NODE_BYTES", nbytes)
     own, draw = comm.Dup(), random.Random(per_node + nbytes)
     with ExitStack() as stack:
         places = [(x, order) for x in grid_shapes(comm.size) for order in (1, -1)]
@@ -110,6 +111,26 @@ def test_picked_rows_and_columns(comm: Any, monkeypatch: pytest.MonkeyPatch) -> 
         counted = carried_out(1, X, 0, Y, plan)
         assert np.array_equal(Y.allgather(), X.allgather()[np.ix_(rows, cols)])
         check_counts(plan, grid, counted)
+
+
+@pytest.mark.on_ranks(4, 6)
+def test_blocks_of_any_size(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several rectangles on a rank, into a matrix and out of it, and sorted elements."""
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    monkeypatch.setattr(redistribution, "machine_at_hand", slow_messages)
+    nodes, whole = comm.size // 2, np.random.default_rng(0).random((31, 24))
+    with ProcessGrid(comm.Dup()) as grid:
+        ends = np.linspace(0, 31, 2 * comm.size + 1).astype(int)
+        own = [(int(ends[at]), int(ends[at + 1])) for at in (comm.rank, 2 * comm.size - 1 - comm.rank)]
+        A = DistMatrix.from_blocks([whole[slice(*x)] for x in own], rows=own, cols=(0, 24), grid=grid, block=(2, 5))
+        assert np.array_equal(A.allgather(), whole)
+        parts = [((0, 31), (comm.rank, 20)), ((5, 5), (0, 3)), ((comm.rank, 30), (2, 9))]
+        blocks, report = reported_blocks(A, *map(list, zip(*parts)))
+        for (rows, cols), x in zip(parts, blocks):
+            assert np.array_equal(x, whole[slice(*rows), slice(*cols)])
+        for x in (A.report, report):
+            assert x.counted == x.predicted and x.extra_bytes == x.predicted_extra_bytes
+            assert grid.comm.allreduce(x.counted.messages_sent) == nodes * (nodes - 1)
 
 
 def slow_messages(per_node: int | None = None) -> Machine:

@@ -12,9 +12,10 @@ from pdgemm.grids.layout import Layout
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate, words_between
-from pdgemm.schedules.exchanges.exchange import Redistribution, plan_exchange
+from pdgemm.schedules.exchanges.exchange import plan_exchange
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
+from pdgemm.schedules.exchanges.redistribution import Redistribution
 from pdgemm.schedules.schedule import Schedule
 
 SIZE, SHAPE = 6, (23, 17)

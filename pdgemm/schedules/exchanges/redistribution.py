@@ -1,0 +1,216 @@
+"""The base of all exchanges: blocks from rank to rank, in messages of a few bytes, or one message between two nodes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from pdgemm.grids.index_map import IndexMap
+from pdgemm.grids.layout import Order
+from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.exchanges.node_messages import NodeMessages, WordsOf
+from pdgemm.schedules.mover_registry import SHARED
+from pdgemm.schedules.rounds import LINE, Messages, Round
+from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
+from pdgemm.support.remembered import remembered, remembered_if
+
+PACKED_BYTES = 1 << 20  # bytes of a message, which stays in cache while it is packed, sent and unpacked
+DEVICE_BYTES = 1 << 25  # bytes of a message on a device, where each message costs launches and waits
+NODE_BYTES = 1 << 22  # bytes of the messages of a rank to other nodes in one step, if they are that short
+SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
+_MOST_RUNS = 1 << 17  # runs in the index maps of a result that is cached, at 32 bytes each
+
+
+def worth_keeping(result: object) -> bool:
+    return not isinstance(result, list) or sum(len(x.rows.lengths) + len(x.cols.lengths) for x in result) < _MOST_RUNS
+
+
+class Block(NamedTuple):
+    """The rows times columns that a rank and a peer exchange: index maps from the local array to the message, or back.
+
+    part : the number of the array that contains the block, for a rank with several arrays.
+    """
+
+    peer: int
+    rows: IndexMap
+    cols: IndexMap
+    part: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.size, self.cols.size
+
+
+class Redistribution(Schedule):
+    """The base of all exchanges: blocks are sent in messages of at most `words` elements, a few messages at a time."""
+
+    size: int
+    words: int
+    copies_only: bool
+    shared: bool = False
+    device: str = ""
+    staged: bool = False
+    nccl: bool = False
+    nodes: tuple[int, ...] = ()
+    algorithm = "redistribute"
+    lookahead = 0
+
+    @property
+    def grid(self) -> RankMap:
+        return RankMap.of_line(range(self.size))
+
+    @property
+    def panel_dtype(self) -> np.dtype:
+        return self.wire
+
+    @property
+    def events(self) -> int:
+        return self.traffic(0).messages_received
+
+    @cached_property
+    def by_nodes(self) -> NodeMessages | None:
+        """The messages between nodes; None where ranks send to ranks."""
+        at_once = max(1, NODE_BYTES // (self.words * self.wire.itemsize))
+        return NodeMessages(self.nodes, *self.words_of, self.words, at_once) if self.nodes else None
+
+    def joined(self, nodes: tuple[int, ...]) -> Self:
+        """Return the exchange with one message between two nodes.   nodes : the node of each rank."""
+        joined: Any = replace(self, nodes=nodes, words=1)  # type: ignore[type-var]
+        return replace(joined, words=max(1, int(joined.by_nodes.words.max())))
+
+    @property
+    @abstractmethod
+    def words_of(self) -> tuple[WordsOf, WordsOf]:
+        """The functions `words_to` and `words_from` of `NodeMessages`."""
+
+    @abstractmethod
+    def elements(self, rank: int) -> tuple[int, int]:
+        """Return the numbers of elements of X, and of Y, on a rank."""
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield all messages, or reads, in one round; messages between nodes in several."""
+        if self.by_nodes:
+            yield from self.by_nodes.rounds(self.wire.itemsize)
+            return
+        sent = [
+            (rank, block.peer, rows.size * cols.size)
+            for rank in range(self.size)
+            for block in self.sends(rank)
+            for rows, cols in ([(block.rows, block.cols)] if self.shared else self.tiles(block))
+        ]
+        source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
+        kind = SHARED.name if self.shared else "exchange"
+        yield Round([Messages(kind, source, target, words, self.wire.itemsize, LINE)], hidden=False)
+
+    @property
+    @abstractmethod
+    def order(self) -> Order:
+        """The memory order of the result, and of the messages."""
+
+    @property
+    @abstractmethod
+    def wire(self) -> np.dtype:
+        """The type of elements in messages."""
+
+    @property
+    @abstractmethod
+    def wide(self) -> np.dtype:
+        """The type in which alpha X + beta Y is computed."""
+
+    @property
+    @abstractmethod
+    def conjugates(self) -> bool:
+        """Does the exchange conjugate the elements?"""
+
+    @abstractmethod
+    def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterable[Block]:
+        """Yield a block of X on `rank` for each array of Y, on any rank, that receives elements of this rank's X.
+
+        by_target : yield instead a block of Y on `rank` for each array of X from which this rank's Y gets elements.
+        form : is applied to the two index maps of a block, which map rows (columns) of X to rows (columns) of Y.
+        """
+
+    @remembered_if(worth_keeping)
+    def sends(self, rank: int) -> list[Block]:
+        """Return the blocks that `rank` sends, to the nearest following rank first."""
+        blocks = self.blocks(rank, IndexMap.pack, by_target=False)
+        return sorted((x for x in blocks if x.peer != rank), key=lambda x: ((x.peer - rank) % self.size, x.part))
+
+    @remembered_if(worth_keeping)
+    def pulls(self, rank: int) -> list[Block]:
+        """Return all blocks of Y on `rank`, with maps from X to Y: local ones first, others in `receives` order."""
+        return self._received(rank, lambda x: x)
+
+    @remembered_if(worth_keeping)
+    def receives(self, rank: int) -> list[Block]:
+        """Return the blocks that `rank` receives, from the nearest preceding rank first."""
+        return [x for x in self._received(rank, IndexMap.unpack) if x.peer != rank]
+
+    @remembered_if(worth_keeping)
+    def staying(self, rank: int) -> list[Block]:
+        """Return the blocks that `rank` copies within its own memory."""
+        return [x for x in self._received(rank, lambda x: x) if x.peer == rank]
+
+    def _received(self, rank: int, form: Callable[[IndexMap], IndexMap]) -> list[Block]:
+        return sorted(self.blocks(rank, form, by_target=True), key=lambda x: ((rank - x.peer) % self.size, x.part))
+
+    @remembered
+    def traffic(self, rank: int) -> Traffic:
+        """Return the words and messages that a rank sends of X and receives for Y."""
+        if self.by_nodes:
+            return self.by_nodes.traffic(rank)
+        ways = ([x.shape for x in blocks] for blocks in (self.sends(rank), self.receives(rank)))
+        sent, received = (self.counted(*np.array(shapes, np.int64).reshape(-1, 2).T) for shapes in ways)
+        return Traffic(sent[0], received[0], sent[1], received[1])
+
+    def tiles(self, block: Block, words: int = 0) -> Iterator[tuple[IndexMap, IndexMap]]:
+        """Yield the tiles of a block, in the same order on all ranks.
+
+        words : the most elements of a tile; 0: as many as in a message.
+        """
+        rows, cols = block.shape
+        tile_rows, tile_cols = self.tile(rows, cols, words or self.words)
+        columns = [block.cols.cut(c, min(cols, c + tile_cols)) for c in range(0, cols, tile_cols)]
+        for r in range(0, rows, tile_rows):
+            part = block.rows.cut(r, min(rows, r + tile_rows))
+            yield from ((part, column) for column in columns)
+
+    def tile(self, rows: int, cols: int, words: int) -> tuple[int, int]:
+        """Return the shape of a tile: whole rows, if rows are contiguous in the target, otherwise whole columns."""
+        long, short = (cols, rows) if self.order == "C" else (rows, cols)
+        long = min(long, words)
+        short = max(1, min(short, words // long))
+        return (short, long) if self.order == "C" else (long, short)
+
+    def counted(self, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
+        """Return the words and the messages of all blocks with these numbers of rows and columns."""
+        long, short = (cols, rows) if self.order == "C" else (rows, cols)
+        long, short = long[long * short > 0], short[long * short > 0]
+        length = np.minimum(long, self.words)
+        lines = np.clip(self.words // length, 1, short)
+        return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
+
+    def slots(self, rank: int | None) -> tuple[int, int]:
+        """Return the numbers of messages in flight to and from `rank`; for rank None, the maximum over all ranks."""
+        most = self.by_nodes.slots if self.by_nodes else 1 if self.nccl else DEVICE_SLOTS if self.device else SLOTS
+        if rank is None or self.nodes:
+            return most, most
+        traffic = self.traffic(rank)
+        return min(most, traffic.messages_received), min(most, traffic.messages_sent)
+
+    def buffers(self, rank: int | None) -> Buffers:
+        arriving, leaving = self.slots(rank)
+        scratch = 0 if self.copies_only or self.device else 2 * self.words
+        return {
+            "arriving": (arriving * self.words, self.wire),
+            "leaving": (leaving * self.words, self.wire),
+            "scratch": (scratch, self.wide),
+        }
+
+
+AnyExchange = TypeVar("AnyExchange", bound=Redistribution)
