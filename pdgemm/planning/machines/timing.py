@@ -76,11 +76,12 @@ def _between_nodes(exchange: Redistribution, machine: Machine, rank: int) -> flo
     """
     steps, traffic, far = exchange.by_nodes, exchange.traffic(rank), machine.links("exchange")[1]
     assert steps is not None
-    words = max(traffic.words_sent, traffic.words_received - traffic.words_read)
+    here = steps.node[rank]
+    words = max(steps.words[here].sum(), steps.words[:, here].sum()) - steps.words[here, here]
     messages = max(traffic.messages_sent, traffic.messages_received)
     copied = sum(exchange.elements(rank)) * exchange.wire.itemsize
     meetings = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width))) * machine.links("exchange")[0].alpha
-    moving = messages * far.alpha + words * exchange.wire.itemsize * far.beta * (machine.ranks_per_node or 1)
+    moving = messages * far.alpha + float(words) * exchange.wire.itemsize * far.beta
     return machine.call_overhead + copied / machine.copy_bandwidth + meetings + moving
 
 
