@@ -51,4 +51,5 @@ def exchange_seconds(exchange: Exchange, machine: Machine, rank: int) -> float:
     rows, cols = exchange.source.local_shape(rank)
     copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
     moving = machine.transfer("exchange", words, messages, itemsize, 1, exchange.size, exchange.size)
-    return machine.call_overhead + copied + moving
+    crowded = machine.crowded(words, exchange.partners(rank), itemsize, exchange.size)
+    return machine.call_overhead + copied + moving + crowded

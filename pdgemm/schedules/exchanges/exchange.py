@@ -276,6 +276,14 @@ class Exchange(Redistribution):
                 total += Traffic(words_received=received[0], messages_received=received[1])
         return total
 
+    def partners(self, rank: int) -> int:
+        """Return the number of other ranks to which `rank` sends, or from which it receives, whichever is larger."""
+        (i, j), (to_i, to_j) = here, there = self.source.coords(rank), self.target.coords(rank)
+        rows, cols = self._common
+        ways = [(rows[i], cols[j], there)] * (i >= 0) + [(rows[:, to_i], cols[:, to_j], here)] * (to_i >= 0)
+        others = (np.count_nonzero(r) * np.count_nonzero(c) - (p >= 0 and r[p] * c[q] > 0) for r, c, (p, q) in ways)
+        return int(max(others, default=0))
+
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
         """Return the words and messages of the blocks rows[p] x cols[q], for all (p, q) but `own`."""
         shapes = np.stack(np.broadcast_arrays(rows[:, None], cols[None, :]))
