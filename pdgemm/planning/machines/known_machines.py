@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError
-from pdgemm.planning.machines.machine import CUDA, KINDS, Link, Machine, load_machine
+from pdgemm.planning.machines.machine import CUDA, KINDS, Link, Machine, load_machine, on_nodes
 
 
 class Cluster(NamedTuple):
-    """A cluster of nodes, with a rank on each core: `makers` numbers, and constants that were set `by_hand`.
+    """A cluster of nodes: their cores, `makers` numbers, and constants that were set `by_hand`.
 
     Both map some of these names to their values; all else has the defaults of `Machine`.
-    rate : float64 flops per second of large products.   network : bytes per second of a node, in each direction.
-    copies, connected, crowding : `Machine.copy_bandwidth`, `Machine.connected` and `Machine.crowding`.
+    rate, copies : float64 flops of large products, and bytes copied, per second of a core.
+    network : bytes per second of a node, in each direction.
+    connected, crowding : `Machine.connected` and `Machine.crowding`.
     """
 
     what: str
-    ranks_per_node: int
+    cores: int
     makers: dict[str, Any]
     by_hand: dict[str, Any]
 
@@ -48,17 +49,19 @@ CLUSTERS = {
 }  # fmt: skip
 
 
-def cluster(name: str) -> Machine:
-    """Return a machine of `CLUSTERS`."""
+def cluster(name: str, ranks_per_node: int | None = None) -> Machine:
+    """Return a machine of `CLUSTERS`.   ranks_per_node : ranks that share the cores; None: a rank on each core."""
     what, default = CLUSTERS[name], Machine()
-    its = {**what.makers, **what.by_hand}
-    faster = its["rate"] / max(default.gamma["float64"].values())
+    its = {"copies": default.copy_bandwidth, **what.makers, **what.by_hand}
+    ranks = ranks_per_node or what.cores
+    threads = what.cores / ranks
+    faster = its["rate"] * threads / max(default.gamma["float64"].values())
     return Machine(
         name=name,
-        ranks_per_node=what.ranks_per_node,
+        ranks_per_node=ranks,
         inter={kind: Link(x.alpha, 1 / its["network"]) for kind, x in default.inter.items()},
         gamma={x: {n: rate * faster for n, rate in table.items()} for x, table in default.gamma.items()},
-        copy_bandwidth=its.get("copies", default.copy_bandwidth),
+        copy_bandwidth=its["copies"] * threads,
         connected=its.get("connected"),
         crowding=its.get("crowding", 0.0),
     )
@@ -125,18 +128,15 @@ MACHINES = {name: x.what for name, x in CLUSTERS.items()} | {
 }
 
 
-def known_machine(name: str) -> Machine:
-    """Return the machine of this name, one of `MACHINES`."""
-    return cluster(name) if name in CLUSTERS else accelerator(name)
-
-
-def machine_of(name: str | None) -> Machine:
+def machine_of(name: str | None, ranks_per_node: int | None = None) -> Machine:
     """Return the machine of `--machine`: a name of `MACHINES`, or a file; None: that of PDGEMM_MACHINE or the default.
 
-    Raises ArgumentError, with the names, if it is neither; FileError if the file cannot be read.
+    ranks_per_node : None: that of the machine.  The ranks of a node of `CLUSTERS` share its cores.
+    Raises ArgumentError, with the names, if `name` is neither; FileError if the file cannot be read.
     """
-    if name in MACHINES:
-        return known_machine(name)
-    if name and not Path(name).exists():
+    if name in CLUSTERS:
+        return cluster(name, ranks_per_node)
+    if name and name not in MACHINES and not Path(name).exists():
         raise ArgumentError(f"the machines are {', '.join(MACHINES)} and files of `pdgemm calibrate`, got {name!r}")
-    return load_machine(name)
+    machine = accelerator(name) if name in ACCELERATORS else load_machine(name)
+    return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)

@@ -9,7 +9,7 @@ import click
 
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.known_machines import machine_of
-from pdgemm.planning.machines.machine import Machine, on_nodes
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.layout_search import LayoutSearch
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
@@ -123,8 +123,7 @@ def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
 
 
 def _machine(name: str, ranks_per_node: int | None, memory: int | None) -> Machine:
-    machine = machine_of(name)
-    machine = machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
+    machine = machine_of(name, ranks_per_node)
     return machine if memory is None else replace(machine, memory=float(memory))
 
 

@@ -16,7 +16,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
 from pdgemm.planning.machines import simulator
 from pdgemm.planning.machines.known_machines import machine_of
-from pdgemm.planning.machines.machine import MACHINE, Machine, on_nodes
+from pdgemm.planning.machines.machine import MACHINE
 from pdgemm.planning.machines.plausible import doubts, impossible_figures
 from pdgemm.planning.planner import RULE, candidates_explained
 from pdgemm.planning.published.published_products import error_bar
@@ -196,7 +196,7 @@ def _collective(
     if operation is None or words is None or typed:
         needed = "--collective OPERATION needs --words, and takes no option of a product"
         raise ArgumentError(f"{needed}{f', such as {typed[0]}' if typed else ''}")
-    machine = _machine(machine_file, ranks_per_node)
+    machine = machine_of(machine_file, ranks_per_node)
     costs = collective_costs(operation, parts_of(operation, words, ranks), dtypes.element_type(dtype), ranks, machine)
     facts = {"collective": operation, "words": words, "ranks": ranks, "machine": machine.name}
     facts["algorithms"] = [x.as_dict() for x in costs]
@@ -205,18 +205,13 @@ def _collective(
     return options.show(as_json, facts, f"{title}\n{costs_table(costs)}")
 
 
-def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
-    machine = machine_of(machine_file)
-    return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
-
-
 def _question_of(
     mnk: tuple[int, int, int] | None, dtype: str, machine_file: str | None, ranks_per_node: int | None, **others: Any
 ) -> Question:
     """Return the `Question` to the planner from the options of `plan` and `simulate`; `others` are fields of it."""
     if mnk is None:
         raise click.MissingParameter(param_hint="'--shape'", param_type="option")
-    machine = _machine(machine_file, ranks_per_node)
+    machine = machine_of(machine_file, ranks_per_node)
     return Question(*mnk, dtype=dtypes.element_type(dtype), machine=machine, **others)
 
 
