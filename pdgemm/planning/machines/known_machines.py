@@ -32,7 +32,8 @@ class Cluster(NamedTuple):
 
 CLUSTERS = {
     # CA3DMM's (Huang & Chow, SC 2022): 75 GFLOP/s of a core, InfiniBand HDR100.  1024 is a default of MVAPICH2
-    # (MV2_HYBRID_ENABLE_THRESHOLD, whose releases have 512 or 1024): larger jobs send datagrams.
+    # (MV2_HYBRID_ENABLE_THRESHOLD, 512 or 1024 by release), from which on it sends datagrams; no source says
+    # which MPI ran.
     "xeon-24": Cluster(
         "two 12-core Xeons a node, 100 Gb/s (PACE Phoenix)", 24,
         {"network": 12.5e9, "connected": 1024}, {"rate": 72e9, "copies": 16e9, "crowding": 1e-10},
