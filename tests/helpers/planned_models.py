@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdgemm.planning.machines.accelerators import accelerator
+from pdgemm.planning.machines.known_machines import accelerator
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
 
 A100, H100 = accelerator("a100-80"), accelerator("h100")

@@ -81,6 +81,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     assert {n for n in files if n.endswith(".py")} == own | linked
     assert {"pdgemm/__init__.py", "pdgemm/grids/process_grid.py", "pdgemm/io/hdf5.py"} <= files.keys()
     pages = {f"pdgemm/tools/studies/{x}" for x in ("parts.html", "report.html", "run.html", "report.mplstyle")}
+    pages |= {p.relative_to(ROOT).as_posix() for p in (ROOT / "pdgemm/planning/published").glob("*.csv")}
     assert {"pdgemm/py.typed", *pages, f"{DIST_INFO}/licenses/LICENSE"} <= files.keys()
     assert {n.split("/")[0] for n in files} == {"pdgemm", DIST_INFO}
     metadata = files[f"{DIST_INFO}/METADATA"].decode()

@@ -59,6 +59,9 @@ class Machine:
     overlap : the fraction of a transfer that is hidden behind a product of the same duration, 0 to 1.
     panel_overhead : seconds of each panel in addition to its transfers and its product.
     call_overhead : seconds of each call in addition to its panels.
+    connected : the most ranks of a job among which MPI connects each pair; in larger jobs, the messages of an exchange
+        are datagrams, which disturb each other.  None: any number.
+    crowding : seconds per byte that each partner of a rank adds to an exchange of datagrams.
     peak   : the maker's flops per second of a rank at 16 bits, to which MFU refers; None: the largest rate of gamma.
     memory : bytes of a rank; None: unknown.
     """
@@ -86,6 +89,8 @@ class Machine:
     overlap: Share = 0.5
     panel_overhead: Cost = 2e-5
     call_overhead: Cost = 2e-4
+    connected: Count | None = None
+    crowding: Cost = 0.0
     peak: Positive | None = None
     memory: Positive | None = None
 
@@ -165,6 +170,16 @@ class Machine:
         near_seconds = messages * near.alpha + words * itemsize * near.beta
         far_seconds = messages * far.alpha + words * itemsize * far.beta * sharing
         return (1 - away) * near_seconds + away * far_seconds
+
+    def crowded(self, words: Any, partners: Any, itemsize: int, ranks: int) -> Any:
+        """Return the seconds that an exchange among `ranks` takes longer, as it is not `connected`; also for arrays.
+
+        The messages of all partners of a rank are under way at once, and share the card with those of its node's other
+        ranks; each disturbs all others, so p messages of b bytes on nodes of r ranks take b p (p + r) `crowding`.
+        """
+        if self.connected is None or ranks <= self.connected:
+            return 0.0
+        return self.crowding * words * itemsize * (partners + (self.ranks_per_node or 1))
 
     def links(self, kind: str) -> tuple[Link, Link]:
         """Return the links inside and between nodes; a mover that was not measured has the links of `Mover.link`."""

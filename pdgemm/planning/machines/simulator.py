@@ -92,6 +92,10 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
             waiting = np.zeros(ranks, bool)
             waiting[x.target[away]] = True
             far += waiting * np.maximum(into, out)[node] * link.beta
+            if x.kind == "exchange":
+                words = np.bincount(x.target, x.words, ranks)
+                partners = np.bincount(np.unique(x.source * ranks + x.target) % ranks, minlength=ranks)
+                far += machine.crowded(words, partners, x.itemsize, ranks)
         moving = near + far
         hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
         clock = ready + before + moving - hidden

@@ -66,7 +66,8 @@ def exchange_seconds(exchange: Redistribution, machine: Machine, rank: int) -> f
     messages = max(traffic.messages_sent, traffic.messages_received)
     copied = (sources - traffic.words_sent) * itemsize / machine.copy_bandwidth
     moving = machine.transfer("exchange", words, messages, itemsize, 1, exchange.size, exchange.size)
-    return machine.call_overhead + copied + moving
+    crowded = machine.crowded(words, exchange.partners(rank), itemsize, exchange.size)
+    return machine.call_overhead + copied + moving + crowded
 
 
 def _between_nodes(exchange: Redistribution, machine: Machine, rank: int) -> float:
@@ -82,6 +83,8 @@ def _between_nodes(exchange: Redistribution, machine: Machine, rank: int) -> flo
     copied = sum(exchange.elements(rank)) * exchange.wire.itemsize
     meetings = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width))) * machine.links("exchange")[0].alpha
     moving = messages * far.alpha + float(words) * exchange.wire.itemsize * far.beta
+    sent = max(traffic.words_sent, traffic.words_received - traffic.words_read)
+    moving += machine.crowded(sent, messages, exchange.wire.itemsize, exchange.size)
     return machine.call_overhead + copied / machine.copy_bandwidth + meetings + moving
 
 

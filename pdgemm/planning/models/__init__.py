@@ -2,5 +2,5 @@
 
 `model_shape` has the sizes and layers of a model, `model_layers` the kinds of layers, and `training_layout` a layout.
 `training_step` sums what the layers of a pipeline stage keep and receive, and `model_plan` their time on a machine;
-`layout_search` finds the best layouts, and `published_rows` has measurements of others to compare with.
+`layout_search` finds the best layouts.
 """

@@ -88,6 +88,10 @@ class Redistribution(Schedule):
     def words_of(self) -> tuple[WordsOf, WordsOf]:
         """The functions `words_to` and `words_from` of `NodeMessages`."""
 
+    def partners(self, rank: int) -> int:
+        """Return the number of other ranks to which `rank` sends, or from which it receives, whichever is larger."""
+        return max(np.count_nonzero(words(np.array([rank]))) for words in self.words_of)
+
     @abstractmethod
     def elements(self, rank: int) -> tuple[int, int]:
         """Return the numbers of elements of X, and of Y, on a rank."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from pdgemm.errors import ArgumentError
-from pdgemm.planning.machines.accelerators import ACCELERATORS, accelerator
-from pdgemm.planning.machines.machine import Machine, load_machine, on_nodes
+from pdgemm.planning.machines.known_machines import machine_of
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.layout_search import LayoutSearch
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-from pdgemm.planning.models.published_rows import checked_tables
 from pdgemm.planning.models.training_layout import TrainingLayout
-from pdgemm.support.text import Table, counted, echo, in_seconds, in_words
+from pdgemm.support.text import Table, counted, in_seconds, in_words
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank
 from pdgemm.tools.cli.options import BYTES, WORDS
@@ -49,7 +47,7 @@ _shape = options.stacked_options(
 @click.option("--ranks-per-node", type=options.COUNT, help="[default: that of the machine]")
 @click.option(
     "--machine", "machine_name", default="a100-80", show_default=True,
-    help="a100-40, a100-80, h100, or a file of `pdgemm calibrate`.",
+    help="A name (`pdgemm info` lists them), or a file of `pdgemm calibrate`.",
 )  # fmt: skip
 @click.option("--memory", type=BYTES, help="Memory per rank, such as 40GB.  [default: that of the machine]")
 @click.option("--dtype", type=click.Choice(("bfloat16", "float16", "float32")), default="bfloat16", show_default=True)
@@ -61,12 +59,15 @@ _shape = options.stacked_options(
 @click.option("--fused/--no-fused", default=True, help="Attention in one kernel, which keeps no weights.")
 @click.option("--tokens", type=WORDS, help="Tokens of a training run, to show its days and rank-hours.")
 @click.option("--price", type=click.FloatRange(0), help="Price of a rank-hour, to show the cost of a million tokens.")
-@click.option("--check", is_flag=True, help="Compare predictions with published step times and sizes.")
+@options.check(
+    "pdgemm.planning.published.published_models.checked_models",
+    "Compare predictions with published step times and sizes.",
+)
 @options.json_
 @options.debug
 def model(
     batch: int | None, ranks: int | None, ranks_per_node: int | None, machine_name: str, memory: int | None, dtype: str,
-    layout_text: str | None, optimizer: Any, fused: bool, tokens: int | None, price: float | None, check: bool,
+    layout_text: str | None, optimizer: Any, fused: bool, tokens: int | None, price: float | None,
     as_json: bool, **sizes: Any,
 ) -> int:  # fmt: skip
     """Show how to divide a transformer among ranks: bytes, words, seconds and MFU of the best layouts.  Needs no MPI.
@@ -74,9 +75,6 @@ def model(
     A layout is dp x tp x pp x cp x ep ranks: samples, matrices, layers, positions and experts are divided.  All layouts
     that fit the memory are compared by the predicted time of a step.
     """
-    if check:
-        echo("\n\n".join(map(str, checked_tables())))
-        return 0
     shape = _shape_of(**sizes, known=ranks or layout_text)
     machine, refused = _machine(machine_name, ranks_per_node, memory), []
     fixed = TrainingLayout(dtype=dtype, fused=fused, optimizer=optimizer)
@@ -125,10 +123,7 @@ def _shape_of(preset: str | None, known: Any, **sizes: Any) -> ModelShape:
 
 
 def _machine(name: str, ranks_per_node: int | None, memory: int | None) -> Machine:
-    if name not in ACCELERATORS and not Path(name).exists():
-        raise ArgumentError(f"the machines are {', '.join(ACCELERATORS)} and files of `pdgemm calibrate`, got {name!r}")
-    machine = accelerator(name) if name in ACCELERATORS else load_machine(name)
-    machine = machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
+    machine = machine_of(name, ranks_per_node)
     return machine if memory is None else replace(machine, memory=float(memory))
 
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,6 +193,18 @@ def pictures_for(picture: Path | None, force: bool, of_runs: bool = False) -> An
     return pictures
 
 
+def check(tables: str, help: str) -> Callable[[Any], Any]:
+    """Return the option --check, which needs no other option.   tables : the function whose tables it prints."""
+    module, _, function = tables.rpartition(".")
+
+    def show_tables(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            echo("\n\n".join(map(str, getattr(import_module(module), function)())))
+            context.exit()
+
+    return click.option("--check", is_flag=True, is_eager=True, expose_value=False, callback=show_tables, help=help)
+
+
 def show(as_json: bool, facts: dict[str, Any], text: str, picture: Path | None = None) -> int:
     """Print the facts as a JSON object, or the text, with the name of the picture that was written; return 0."""
     if as_json:
@@ -216,7 +229,9 @@ json_ = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 debug = click.option("--debug", is_flag=True, expose_value=False, help="Print tracebacks of errors.")
 device = click.option("--device", type=click.Choice(("host", "cuda")), default="host", show_default=True)
 mover = click.option("--mover", type=click.Choice(mover_registry.mover_choices()), default="auto", show_default=True)
-machine = click.option("--machine", "machine_file", type=click.Path(), help="File of `pdgemm calibrate`.")
+machine = click.option(
+    "--machine", "machine_file", help="A name (`pdgemm info` lists them), or a file of `pdgemm calibrate`."
+)
 trace = stacked_options(
     click.option("--trace", "trace_file", type=click.Path(dir_okay=False), help="Timeline for `pdgemm profile`."),
     click.option("--nvtx", is_flag=True, help="Mark NVTX ranges, for Nsight Systems."),

@@ -15,9 +15,11 @@ from pdgemm.io.streamed.tiling_choice import best_tiling
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
 from pdgemm.planning.machines import simulator
-from pdgemm.planning.machines.machine import MACHINE, Machine, load_machine, on_nodes
+from pdgemm.planning.machines.known_machines import machine_of
+from pdgemm.planning.machines.machine import MACHINE
 from pdgemm.planning.machines.plausible import doubts, impossible_figures
 from pdgemm.planning.planner import RULE, candidates_explained
+from pdgemm.planning.published.published_products import error_bar
 from pdgemm.planning.question import LAYOUTS, MOST_TRIED, Question, movers
 from pdgemm.planning.search.candidate_table import wrapped
 from pdgemm.planning.search.grid_search import near_root
@@ -54,6 +56,9 @@ _question = options.stacked_options(
     "--collective", "operation", type=click.Choice(OPERATIONS),
     help="Show the algorithms of this collective operation on --words, in place of a product.",
 )  # fmt: skip
+@options.check(
+    "pdgemm.planning.published.published_products.checked_products", "Compare predictions with published products."
+)
 @click.option("--words", type=WORDS, help="Length of the whole vector; with all_to_all, of the vector of each rank.")
 @options.json_
 @options.debug
@@ -83,9 +88,10 @@ def plan(
         title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {counted(question.ranks, 'rank')}; machine: {machine}"
         pictures.draw_candidates(candidates, picture, title, question.memory)
     bound = f"lower bound {in_words(question.bound)} per rank"
+    error = error_bar(candidates[0], question.machine)
     text = [
         wrapped(candidates[0].summary(question.mnk, question.ranks)),
-        wrapped(f"machine: {machine}; {question.layouts} layouts of A, B and C; {bound}"),
+        wrapped(f"machine: {machine}; {question.layouts} layouts of A, B and C; {bound}{error}"),
         candidates_explained(candidates, whole, "--all"),
     ]
     facts |= {"rule": RULE, "candidates": [x.as_dict() for x in candidates]}
@@ -190,7 +196,7 @@ def _collective(
     if operation is None or words is None or typed:
         needed = "--collective OPERATION needs --words, and takes no option of a product"
         raise ArgumentError(f"{needed}{f', such as {typed[0]}' if typed else ''}")
-    machine = _machine(machine_file, ranks_per_node)
+    machine = machine_of(machine_file, ranks_per_node)
     costs = collective_costs(operation, parts_of(operation, words, ranks), dtypes.element_type(dtype), ranks, machine)
     facts = {"collective": operation, "words": words, "ranks": ranks, "machine": machine.name}
     facts["algorithms"] = [x.as_dict() for x in costs]
@@ -199,18 +205,13 @@ def _collective(
     return options.show(as_json, facts, f"{title}\n{costs_table(costs)}")
 
 
-def _machine(machine_file: str | None, ranks_per_node: int | None) -> Machine:
-    machine = load_machine(machine_file)
-    return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)
-
-
 def _question_of(
     mnk: tuple[int, int, int] | None, dtype: str, machine_file: str | None, ranks_per_node: int | None, **others: Any
 ) -> Question:
     """Return the `Question` to the planner from the options of `plan` and `simulate`; `others` are fields of it."""
     if mnk is None:
         raise click.MissingParameter(param_hint="'--shape'", param_type="option")
-    machine = _machine(machine_file, ranks_per_node)
+    machine = machine_of(machine_file, ranks_per_node)
     return Question(*mnk, dtype=dtypes.element_type(dtype), machine=machine, **others)
 
 

@@ -43,12 +43,12 @@ def info(as_report: bool, as_json: bool) -> int:
 @options.debug
 def profile(trace_file: str, machine_file: str | None, picture: Path | None, force: bool, as_json: bool) -> int:
     """Show how the time in a file of `--trace` was spent, by phase and by rank.  Needs no MPI."""
-    from pdgemm.planning.machines.machine import load_machine
+    from pdgemm.planning.machines.known_machines import machine_of
     from pdgemm.tools.profiling.profile import load_profile
     from pdgemm.tools.profiling.profile_tables import tables
 
     pictures = options.pictures_for(picture, force, of_runs=True)
-    figures = load_profile(Path(trace_file), load_machine(machine_file) if machine_file else None, picture is not None)
+    figures = load_profile(Path(trace_file), machine_of(machine_file) if machine_file else None, picture is not None)
     if pictures:
         pictures.draw_timeline(figures, picture, f"Timeline of {trace_file}")
     return options.show(as_json, figures.as_dict(), tables(figures), picture)

@@ -16,7 +16,8 @@ import click
 
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.algorithm_registry import algorithm_choices
-from pdgemm.planning.machines.machine import CUDA, Machine, load_machine, named_by_variable
+from pdgemm.planning.machines.known_machines import machine_of
+from pdgemm.planning.machines.machine import CUDA, Machine, named_by_variable
 from pdgemm.support import launcher
 from pdgemm.support.files import check_writable
 from pdgemm.support.text import counted, echo
@@ -171,7 +172,7 @@ class _StudyInFile:
         study = records.open_study(path)
         if study.torn:
             echo(f"{path}: its last line was not finished, and is measured again", err=True)
-        machine = load_machine(self.machine_file) if self.machine_file else named_by_variable(self.device == CUDA)
+        machine = machine_of(self.machine_file) if self.machine_file else named_by_variable(self.device == CUDA)
         if machine is None and study.machine:
             calibrated = Machine.from_dict(study.machine, f"{path}: its calibration")
             machine = calibrated if calibrated.device == self.device else None

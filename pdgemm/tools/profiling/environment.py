@@ -28,6 +28,7 @@ from pdgemm.local.arrays.dtypes import OPERANDS
 from pdgemm.local.blas import processors
 from pdgemm.local.blas.threads import blas_of_products, decided_by, multiplier, threads
 from pdgemm.matrix.local_arrays import device_on
+from pdgemm.planning.machines.known_machines import MACHINES
 from pdgemm.schedules.mover_registry import mover_choices
 from pdgemm.support import launcher
 from pdgemm.support.text import counted, in_bytes
@@ -62,6 +63,7 @@ def describe(grid: ProcessGrid) -> dict[str, Any]:
         "hdf5_mpi": bool(h5py.get_config().mpi),
         "cupy": _cupy(),
         "movers": list(mover_choices()),
+        "machines": dict(MACHINES),
         "types": list(map(str, OPERANDS)),
     }
     facts["nodes"] = [
@@ -95,6 +97,7 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("CuPy", facts["cupy"]),
         ("movers", ", ".join(facts["movers"])),
         ("types", ", ".join(facts["types"])),
+        *(("machine", f"{name}: {what}") for name, what in facts["machines"].items()),
         ("GPU memory", facts["gpu_memory"]),
         ("GPU messages", facts["gpu_messages"] and f"between nodes {facts['gpu_messages']}"),
     ]

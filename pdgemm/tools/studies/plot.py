@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError, PdgemmError
-from pdgemm.planning.machines.machine import Machine, load_machine
+from pdgemm.planning.machines.known_machines import machine_of
+from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.files import write_file
 from pdgemm.support.text import Table, algorithm_name, counted, echo, in_seconds, sides
 from pdgemm.tools.studies import figures
@@ -102,7 +103,7 @@ def report(
     overwrite    : also replace a file that pdgemm did not write.
     """
     form = figures.check_output(out, figures.FORMS, overwrite, studies)
-    machine = load_machine(machine_file) if machine_file else None
+    machine = machine_of(machine_file) if machine_file else None
     results = read_all(studies)
     for place, fault in results.unread:
         echo(f"pdgemm: warning: {place}: {fault}; left out", err=True)

@@ -16,13 +16,14 @@ from planned_models import A100, GPT3, H100
 from tiers import examples, third
 
 from pdgemm.errors import ArgumentError
-from pdgemm.planning.machines.accelerators import accelerator
+from pdgemm.planning.machines.known_machines import accelerator
 from pdgemm.planning.machines.machine import HOST
-from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.layout_search import AGAIN, LayoutSearch
 from pdgemm.planning.models.model_plan import NODE, ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.planning.published import published_models
+from pdgemm.planning.published.published_row import read_table
 from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.tools.cli.commands import cli
 
@@ -41,10 +42,10 @@ def output(*words: str, code: int = 0) -> str:
 
 def test_published_layouts_are_near_the_best() -> None:
     """SC 2021's ten are within 10% of the best of what ran there: no ZeRO, and at most as many blocks a stage."""
-    early = published_rows._OF_2021
-    for row in third([*published_rows._rows("megatron_sc21_table1")]):
-        shape, batch, chunks = published_rows._shape(row), int(row["batch_sequences"]), int(row["virtual_stages"])
-        layout = published_rows._layout(row, chunks, microbatch=int(row["microbatch"]), **early)
+    early = published_models._OF_2021
+    for row in third([*read_table("megatron_sc21_table1")]):
+        shape, batch, chunks = published_models._shape(row), int(row["batch_sequences"]), int(row["virtual_stages"])
+        layout = published_models._layout(row, chunks, microbatch=int(row["microbatch"]), **early)
         plan = ModelPlan(shape, layout, batch, A100)
         assert not plan.refused
         plans = LayoutSearch(shape, batch, layout.ranks, A100, ("full",), (0,), TrainingLayout(**early)).plans()
@@ -122,7 +123,7 @@ def test_the_command() -> None:
     [
         ("--ranks 0", "0 is not in the range"),
         ("--heads 7", "heads 7 does not divide hidden 12288"),
-        ("--machine b200", "the machines are a100-40, a100-80, h100 and files"),
+        ("--machine b200", "the machines are xeon-24, piz-daint-mc, epyc-128, a100-40, a100-80, h100 and files"),
         ("--memory much", "'much' is not of the form 2GiB, 500MB or 1000000"),
         ("--memory 1GB", "no layout of 128 ranks fits: "),
         ("--preset gpt5", "'gpt5' is not one of 'gpt3-175b', "),

@@ -12,27 +12,27 @@ import pytest
 from planned_models import A100, GPT3, H100, SMALL
 
 from pdgemm.errors import ArgumentError, MeshError
-from pdgemm.planning.models import published_rows
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.planning.published import published_models
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 
 
 def test_published_step_times() -> None:
     for sources, number, most, usual in (
-        ((published_rows.SC21, published_rows.KORTHIKANTI), 24, 0.12, 0.06),
-        ((published_rows.MEGATRON_CORE,), 9, 0.15, 0.06),
-        ((published_rows.MT_NLG,), 3, 0.17, 0.16),
+        ((published_models.SC21, published_models.KORTHIKANTI), 24, 0.12, 0.06),
+        ((published_models.MEGATRON_CORE,), 9, 0.15, 0.06),
+        ((published_models.MT_NLG,), 3, 0.17, 0.16),
     ):
-        rows = [abs(x.difference) for x in published_rows.step_times() if x.source.startswith(sources)]
+        rows = [abs(x.difference) for x in published_models.step_times() if x.source.startswith(sources)]
         assert len(rows) == number and max(rows) <= most and mean(rows) <= usual
 
 
 def test_published_sizes() -> None:
     """Activations: 0.2 GiB and 0.3 points; state of ZeRO, and parameters, to their rounding; days of runs."""
     names = ("kept_bytes", "zero_bytes", "parameters", "days")
-    kept, state, sizes, days = ([*getattr(published_rows, name)()] for name in names)
+    kept, state, sizes, days = ([*getattr(published_models, name)()] for name in names)
     assert [*map(len, (kept, state, sizes, days))] == [24, 54, 10, 12]
     assert all(abs(x.predicted - x.published) <= {"GiB": 0.2, "%": 0.3}[x.what] for x in kept)
     assert all(abs(x.predicted - x.published) <= 5.1e-5 for x in state)

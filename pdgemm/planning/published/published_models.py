@@ -1,21 +1,16 @@
-"""Published step times and sizes beside the predictions of `ModelPlan`, with one set of constants a machine.
-
-The numbers lie in `published`, one table a file, as their authors print them.
-"""
+"""Published step times and sizes of networks beside the predictions of `ModelPlan`: one set of constants a machine."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from statistics import mean
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-from pdgemm.planning.machines.accelerators import accelerator
+from pdgemm.planning.machines.known_machines import accelerator
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
 from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.planning.published.published_row import PublishedRow, published_table, read_table
 from pdgemm.support.text import Table
 
 SC21 = "Narayanan et al., SC 2021"
@@ -27,26 +22,6 @@ _EARLY: dict[str, Any] = {"fused": False, "dropout": True}  # layers of Megatron
 # runs of 2021: all of a layer is computed again, nothing is divided along sequences, and gradients of microbatches are
 # added after their products (`main_grad.add_` in Megatron-LM's distributed.py, autograd in DeepSpeed), later by them
 _OF_2021: dict[str, Any] = {**_EARLY, "recompute": "full", "sequence": False, "apart": True}
-
-
-class PublishedRow(NamedTuple):
-    """A published number and its prediction.   what : it is, with its unit."""
-
-    source: str
-    model: str
-    layout: str
-    what: str
-    published: float
-    predicted: float
-
-    @property
-    def difference(self) -> float:
-        return self.predicted / self.published - 1
-
-
-def _rows(table: str) -> list[dict[str, str]]:
-    with (Path(__file__).parent / "published" / f"{table}.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def _shape(row: dict[str, str]) -> ModelShape:
@@ -63,24 +38,24 @@ def _layout(row: dict[str, str], chunks: int, **how: Any) -> TrainingLayout:
 def step_times() -> Iterator[PublishedRow]:
     """Yield steps: TFLOP/s of a GPU, or seconds."""
     a100, h100 = accelerator("a100-80"), accelerator("h100")
-    for row in _rows("megatron_sc21_table1"):
+    for row in read_table("megatron_sc21_table1"):
         layout = _layout(row, int(row["virtual_stages"]), microbatch=int(row["microbatch"]), **_OF_2021)
         yield _rate(f"{SC21}, table 1", row, layout, a100, hardware=True)
-    for row in (row for row in _rows("megatron_sc21_table2") if row["scheme"] != "zero3"):
+    for row in (row for row in read_table("megatron_sc21_table2") if row["scheme"] != "zero3"):
         tp, pp = row["scheme"].removeprefix("tp").split("_pp")
         chunks = 2 if row["hidden"] == "12288" else 3  # those of the same models in table 1
         layout = _layout({**row, "tp": tp, "pp": pp}, chunks, **_OF_2021)
         yield _rate(f"{SC21}, table 2", row, layout, a100, hardware=True)
-    for row in _rows("korthikanti2022"):
+    for row in read_table("korthikanti2022"):
         for column, how in (
             ("seconds_full_recompute", {"recompute": "full", "sequence": False}),
             ("seconds_seqpar_selective", {"recompute": "selective", "sequence": True}),
         ):
             layout = _layout(row, int(row["virtual_stages"]), microbatch=int(row["microbatch"]), **how, **_EARLY)
             yield _seconds(f"{KORTHIKANTI}, table 5", row, column, layout, a100)
-    for row in _rows("mt_nlg2022"):
+    for row in read_table("mt_nlg2022"):
         yield _seconds(MT_NLG, row, "seconds_per_step", _layout(row, 1, **_OF_2021), a100)
-    for row in _rows("megatron_core_h100_2024"):
+    for row in read_table("megatron_core_h100_2024"):
         yield _rate(MEGATRON_CORE, row, _fastest(row, h100), h100, hardware=False)
 
 
@@ -117,7 +92,7 @@ def kept_bytes() -> Iterator[PublishedRow]:
         "act_percent_seqpar": ("none", True), "act_percent_selective": ("selective", False),
         "act_percent_seqpar_selective": ("selective", True), "act_percent_full_recompute": ("full", False),
     }  # fmt: skip
-    for row in _rows("korthikanti2022"):
+    for row in read_table("korthikanti2022"):
         how, kept = {"microbatch": int(row["microbatch"]), **_EARLY}, dict[tuple[str, bool], float]()
         for again, sequence in kinds.values():
             layout = _layout(row, int(row["virtual_stages"]), recompute=again, sequence=sequence, **how)
@@ -134,7 +109,7 @@ def kept_bytes() -> Iterator[PublishedRow]:
 def zero_bytes() -> Iterator[PublishedRow]:
     """Yield table 1 of ZeRO: GB of a GPU, with 2 bytes for a parameter, 2 for its gradient and 12 of the optimizer."""
     sizes = {"optimizer": 12, "gradients": 2, "parameters": 2}  # in the order of the stages that divide them
-    for row in _rows("zero2020_memory"):
+    for row in read_table("zero2020_memory"):
         words, copies = float(row["params_billion"]), int(row["dp"])
         for zero, column in enumerate(("gb_stage1_optimizer", "gb_stage2_optimizer_gradients", "gb_stage3_all"), 1):
             size = sum(words * x / (copies if zero >= stage else 1) for stage, x in enumerate(sizes.values(), 1))
@@ -144,7 +119,7 @@ def zero_bytes() -> Iterator[PublishedRow]:
 
 def days() -> Iterator[PublishedRow]:
     """Yield the days of runs of table 2: the flops of 300 10^9 tokens, at the published rate of a GPU."""
-    for row in _rows("megatron_sc21_table2"):
+    for row in read_table("megatron_sc21_table2"):
         rate = int(row["gpus"]) * float(row["tflops_per_gpu_hardware"]) * 1e12
         time = _shape(row).flops(300 * 10**9, "full") / rate / 86400
         name, layout = f"{row['params_billion']}B", f"{row['scheme']}, {row['gpus']} GPUs"
@@ -153,31 +128,20 @@ def days() -> Iterator[PublishedRow]:
 
 def parameters() -> Iterator[PublishedRow]:
     """Yield the parameters of the models of table 1, in units of 10^9."""
-    for row in _rows("megatron_sc21_table1"):
+    for row in read_table("megatron_sc21_table1"):
         number, name = _shape(row).parameters / 1e9, f"{row['params_billion']}B"
         yield PublishedRow(f"{SC21}, table 1", name, "", "parameters / 1e9", float(row["params_billion"]), number)
 
 
-def checked_tables() -> list[Table]:
+def checked_models() -> list[Table]:
     """Return all rows beside their predictions, with the largest and the mean difference of each source."""
     return [
-        _table("Steps: TFLOP/s of a GPU with recomputed flops (Megatron-Core: without), or seconds", step_times()),
-        _table("Activations of the first stage", kept_bytes()),
-        _table("State of a GPU with ZeRO", zero_bytes()),
-        _table("Parameters", parameters()),
-        _table("Days of a run, from the published rates", days()),
+        published_table(title, rows, "model", "layout")
+        for title, rows in (
+            ("Steps: TFLOP/s of a GPU with recomputed flops (Megatron-Core: without), or seconds", step_times()),
+            ("Activations of the first stage", kept_bytes()),
+            ("State of a GPU with ZeRO", zero_bytes()),
+            ("Parameters", parameters()),
+            ("Days of a run, from the published rates", days()),
+        )
     ]
-
-
-def _table(title: str, rows: Iterable[PublishedRow]) -> Table:
-    rows = list(rows)
-    cells = [
-        (x.source, x.model, x.layout, x.what, f"{x.published:g}", f"{x.predicted:.4g}", f"{100 * x.difference:+.1f}%")
-        for x in rows
-    ]
-    for source in dict.fromkeys(x.source for x in rows):
-        differences = [abs(x.difference) for x in rows if x.source == source]
-        summary = f"at most {100 * max(differences):.1f}%, mean {100 * mean(differences):.1f}%"
-        cells.append((source, f"{len(differences)} rows", summary, "", "", "", ""))
-    columns = ("source", "model", "layout", "", "published", "predicted", "difference")
-    return Table(columns, cells, words=columns[:4], title=title)
