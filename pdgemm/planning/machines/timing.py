@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.schedules.exchanges.exchange import Exchange
+from pdgemm.schedules.exchanges.exchange import EXCHANGE, Exchange
 from pdgemm.schedules.mover_registry import MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule
@@ -44,11 +44,7 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
 def exchange_seconds(exchange: Exchange, machine: Machine, rank: int) -> float:
     """Return the time of an exchange: words sent are packed and unpacked; words that stay or are read are copied."""
     traffic, itemsize = exchange.traffic(rank), exchange.wire.itemsize
-    if exchange.shared:
-        return machine.call_overhead + exchange.target.local_bytes(rank) / machine.copy_bandwidth
-    words = max(traffic.words_sent, traffic.words_received)
+    words = max(traffic.words_sent, traffic.words_received - traffic.words_read)
     messages = max(traffic.messages_sent, traffic.messages_received)
-    rows, cols = exchange.source.local_shape(rank)
-    copied = (rows * cols - traffic.words_sent) * itemsize / machine.copy_bandwidth
-    moving = machine.transfer("exchange", words, messages, itemsize, 1, exchange.size, exchange.size)
-    return machine.call_overhead + copied + moving
+    moving = machine.transfer(EXCHANGE, words, messages, itemsize, 1, exchange.size, exchange.size)
+    return machine.call_overhead + exchange.copied(rank) / machine.copy_bandwidth + moving

@@ -20,12 +20,13 @@ from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.mover_registry import SHARED
-from pdgemm.schedules.rounds import LINE, Messages, Round
+from pdgemm.schedules.rounds import LINE, Messages, Round, grid_of
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered, remembered_if
 
 PACKED_BYTES = 1 << 20  # bytes of a message, which stays in cache while it is packed, sent and unpacked
 DEVICE_BYTES = 1 << 25  # bytes of a message on a device, where each message costs launches and waits
+EXCHANGE = "exchange"  # kind of the messages of all exchanges
 SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
 _MOST_RUNS = 1 << 17  # runs in the index maps of a result that is cached, at 32 bytes each
 
@@ -77,15 +78,21 @@ class Redistribution(Schedule):
 
     def rounds(self) -> Iterator[Round]:
         """Yield all messages, or reads, in one round."""
-        sent = [
-            (rank, block.peer, rows.size * cols.size)
-            for rank in range(self.size)
-            for block in self.sends(rank)
-            for rows, cols in ([(block.rows, block.cols)] if self.shared else self.tiles(block))
-        ]
-        source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
-        kind = SHARED.name if self.shared else "exchange"
+        source, target, rows, cols = self.blocks_sent()
+        kind, words = SHARED.name, rows * cols
+        if not self.shared:
+            kind, (block, words) = EXCHANGE, self._message_words(rows, cols)
+            source, target = source[block], target[block]
         yield Round([Messages(kind, source, target, words, self.wire.itemsize, LINE)], hidden=False)
+
+    def blocks_sent(self) -> tuple[np.ndarray, ...]:
+        """Return the sender, receiver, rows and columns of each block that any rank sends, as four arrays."""
+        sent = [(rank, x.peer, *x.shape) for rank in range(self.size) for x in self.sends(rank)]
+        return tuple(np.array(sent, np.int64).reshape(-1, 4).T)
+
+    def copied(self, rank: int) -> int:
+        """Return the bytes that a rank copies within its own memory."""
+        return sum(x.rows.size * x.cols.size for x in self.staying(rank)) * self.wire.itemsize
 
     @property
     @abstractmethod
@@ -167,11 +174,25 @@ class Redistribution(Schedule):
 
     def counted(self, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
         """Return the words and the messages of all blocks with these numbers of rows and columns."""
-        long, short = (cols, rows) if self.order == "C" else (rows, cols)
-        long, short = long[long * short > 0], short[long * short > 0]
-        length = np.minimum(long, self.words)
-        lines = np.clip(self.words // length, 1, short)
+        some = rows * cols > 0
+        long, short, length, lines = self._sides(rows[some], cols[some])
         return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
+
+    def _sides(self, rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the two sides of each block, and those of its tiles, as `tile` returns them for one block."""
+        long, short = (cols, rows) if self.order == "C" else (rows, cols)
+        length = np.minimum(long, self.words)
+        return long, short, length, np.clip(self.words // length, 1, short)
+
+    def _message_words(self, rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of the block of each message, and the words of the message, as `tiles` cuts the blocks."""
+        long, short, length, lines = self._sides(rows, cols)
+        along = -(-long // length)
+        tiles = along * -(-short // lines)
+        block = np.repeat(np.arange(len(tiles)), tiles)
+        down, across = divmod(np.arange(len(block)) - (tiles.cumsum() - tiles)[block], along[block])
+        words = np.minimum(length[block], long[block] - across * length[block])
+        return block, words * np.minimum(lines[block], short[block] - down * lines[block])
 
     def slots(self, rank: int | None) -> tuple[int, int]:
         """Return the numbers of messages in flight to and from `rank`; for rank None, the maximum over all ranks."""
@@ -252,6 +273,33 @@ class Exchange(Redistribution):
         """The number of rows, and of columns, that each part of X shares with each part of Y."""
         a, b = self.source.distribution, self.target.distribution
         return overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
+
+    def blocks_sent(self) -> tuple[np.ndarray, ...]:
+        rows, cols = self._common
+        (i, to_i), (j, to_j) = rows.nonzero(), cols.nonzero()
+        source = grid_of(self.source)[i[:, None], j].ravel()
+        target = grid_of(self.target)[to_i[:, None], to_j].ravel()
+        extents = np.repeat(rows[i, to_i], len(j)), np.tile(cols[j, to_j], len(i))
+        return tuple(x[source != target] for x in (source, target, *extents))
+
+    @property
+    def events(self) -> int:
+        """The messages or reads of all ranks over the number of ranks, rounded up; copies are counted as messages."""
+        different = (np.unique(x[x > 0], return_counts=True) for x in self._common)
+        (rows, many_rows), (cols, many_cols) = different
+        blocks = np.outer(many_rows, many_cols)
+        if not self.shared:
+            long, short, length, lines = self._sides(rows[:, None], cols[None, :])
+            blocks *= -(-long // length) * -(-short // lines)
+        return int(-(-blocks.sum() // self.size))
+
+    def copied(self, rank: int) -> int:
+        """Return the bytes that a rank copies within its own memory, or reads in that of others."""
+        (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
+        if self.shared:
+            return self.target.local_bytes(rank)
+        rows, cols = self._common
+        return int(rows[i, to_i] * cols[j, to_j]) * self.wire.itemsize if min(i, to_i) >= 0 else 0
 
     @property
     def largest_block(self) -> int:
