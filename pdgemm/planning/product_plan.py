@@ -110,9 +110,12 @@ class ProductPlan:
 
     def _copied_bytes(self, rank: int | None) -> int:
         """Return the bytes of copies of A, B and C, and of the message buffers of their redistribution."""
+        return self._held_bytes(rank) + sum(move.extra_bytes(rank) for _, move in self.moves)
+
+    def _held_bytes(self, rank: int | None) -> int:
+        """Return the bytes of copies of A, B and C."""
         copies = [*self.staged.values(), *(move.source if name == "C" else move.target for name, move in self.moves)]
-        held = sum(self.held_words(layout, rank) * layout.dtype.itemsize for layout in copies)
-        return held + sum(move.extra_bytes(rank) for _, move in self.moves)
+        return sum(self.held_words(layout, rank) * layout.dtype.itemsize for layout in copies)
 
     def held_words(self, layout: Layout, rank: int | None) -> int:
         """Return the words of memory of a copy of A, B or C in this layout."""
@@ -220,6 +223,11 @@ class ProductPlan:
         return max(0.0, self.seconds - max(product_seconds(self.product, machine, rank) for rank in ranks))
 
     @property
+    def copying_seconds(self) -> float:
+        """The predicted time of the first touch of copies of A, B and C, and of filling those in node-shared memory."""
+        return max(self._copying(rank) for rank in sample(self.problem.size))
+
+    @property
     def flops(self) -> int:
         """The floating-point operations of all ranks together."""
         return self.product.flops
@@ -244,9 +252,13 @@ class ProductPlan:
     def _seconds(self, rank: int, weight: float = 1) -> float:
         machine = self.problem.machine
         moving = sum(exchange_seconds(move, machine, rank) for _, move in self.moves)
-        copies = self._copied_bytes(rank) / machine.first_touch_bandwidth
-        copies += sum(layout.local_bytes(rank) for layout in self.staged.values()) / machine.copy_bandwidth
-        return product_seconds(self.product, machine, rank) + weight * (moving + copies)
+        buffers = sum(move.extra_bytes(rank) for _, move in self.moves) / machine.first_touch_bandwidth
+        return product_seconds(self.product, machine, rank) + weight * (moving + buffers + self._copying(rank))
+
+    def _copying(self, rank: int) -> float:
+        """Return the time of the first touch of copies, and of filling those of operands in node-shared memory."""
+        machine, filled = self.problem.machine, sum(layout.local_bytes(rank) for layout in self.staged.values())
+        return self._held_bytes(rank) / machine.first_touch_bandwidth + filled / machine.copy_bandwidth
 
     def candidate(self, verdict: str = "", chosen: bool = False) -> Candidate:
         """Return the figures of the plan for the busiest rank of `sample`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 
 from pdgemm.instrument.recorder import Traffic
@@ -69,7 +69,8 @@ class Program:
         Raises ArgumentError if there are too many messages.
         """
         runs = (simulate(schedule, self.machine, self.size) for schedule in self.schedules)
-        return reduce(Simulation.then, runs, Simulation.of_nothing(self.size))
+        copying = sum(stage.copying_seconds for _, stage in self.stages if isinstance(stage, ProductPlan))
+        return reduce(Simulation.then, runs, replace(Simulation.of_nothing(self.size), seconds=copying))
 
     def __str__(self) -> str:
         rows = []

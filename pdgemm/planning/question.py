@@ -6,25 +6,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Literal
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError, MemoryLimitError
-from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.local.arrays import dtypes
+from pdgemm.planning.layout_text import DEFAULT, IDEAL, layouts_of
 from pdgemm.planning.machines.machine import CUDA, Machine, on_nodes
 from pdgemm.planning.planner import best_plan, considered, panel_width, panels_ahead
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidate_table import Candidate
-from pdgemm.planning.search.grid_search import near_root
 from pdgemm.schedules.formulas import lower_bound
 from pdgemm.schedules.mover_registry import AUTO, IPC, NCCL, POLICIES, SHARED, by_messages, host_movers
 from pdgemm.support.text import counted, in_bytes
 
-LAYOUTS = ("default", "ideal")
 _LARGEST, _MOST_RANKS = 10**12, 10**7
 MOST_TRIED = 1 << 14  # most ranks for which `on_more_ranks` makes a plan: such a plan takes a second
 _TRIES = 6  # attempts of `on_more_ranks`
@@ -40,7 +37,8 @@ class Question:
     """C (m x n) := A (m x k) B (k x n) on some ranks of a machine, with the arguments of `pdgemm()`.
 
     layouts : "default": A, B and C have the layouts of `DistMatrix.empty`, one block per rank of a near-square grid;
-              "ideal": each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed.
+              "ideal": each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed; or a text
+              such as "A=columns; B=rows" (`pdgemm.planning.layout_text`).
     memory  : bytes per rank for local parts of A, B and C, copies, panels and messages together.
     mover   : one of `movers()`; with "auto" and "shared", ranks read node-shared memory if nodes have several ranks.
         On GPUs "auto" is CUDA IPC or NCCL, if these were measured on the machine.
@@ -53,7 +51,7 @@ class Question:
     k: int
     ranks: int
     dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float64))
-    layouts: Literal["default", "ideal"] = "default"
+    layouts: str = "default"
     memory: int | None = None
     algorithm: str = "auto"
     shape: tuple[int, int] | None = None
@@ -70,12 +68,12 @@ class Question:
             raise ArgumentError(f"a product needs 1 to {_MOST_RANKS:,} ranks, got {self.ranks}")
         if self.shape is not None and min(self.shape) < 1:
             raise ArgumentError(f"a grid has 1 x 1 ranks or more, got {self.shape[0]} x {self.shape[1]}")
-        for name, value, known in (("layouts", self.layouts, LAYOUTS), ("mover", self.mover, movers())):
-            if value not in known:
-                raise ArgumentError(f"{name} {value!r} is not one of {', '.join(known)}")
+        if self.mover not in movers():
+            raise ArgumentError(f"mover {self.mover!r} is not one of {', '.join(movers())}")
         without_neighbours = self.machine.ranks_per_node == 1 or self.machine.device == CUDA
         if self.mover == SHARED.name and self.ranks > 1 and without_neighbours:
             raise ArgumentError("mover 'shared' is for ranks that share memory with others of their node")
+        _ = self._layouts  # raises an error for bad layouts
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -84,7 +82,7 @@ class Question:
     @cached_property
     def problem(self) -> Problem:
         """The problem that `pdgemm()` would pass to the planner."""
-        A, B, C = self._layouts
+        A, B, C = self._layouts.values()
         accumulate = dtypes.arithmetic(A.dtype, B.dtype, C.dtype)
         per_node = self.machine.ranks_per_node
         if per_node is not None and per_node >= self.ranks:
@@ -114,7 +112,7 @@ class Question:
             device=CUDA if gpus else "",
             staged=machine.staged and by_message != NCCL.name,
             nodes=_nodes(self.ranks, per_node) if shared and per_node else (),
-            ideal=self.layouts == "ideal",
+            ideal=self._ideal,
             machine=machine,
         )  # fmt: skip
         if not self.k:  # no product is formed
@@ -122,17 +120,29 @@ class Question:
         return problem
 
     @property
-    def _layouts(self) -> tuple[Layout, Layout, Layout]:
+    def _ideal(self) -> bool:
+        return self.layouts == IDEAL
+
+    @cached_property
+    def _layouts(self) -> dict[str, Layout]:
         m, n, k = self.mnk
         of_c = dtypes.product(self.dtype, self.dtype)
-        shapes = ((m, k), self.dtype), ((k, n), self.dtype), ((m, n), of_c)
-        A, B, C = (default_layout(shape, self.ranks, dtype) for shape, dtype in shapes)
-        return A, B, C
+        matrices = {"A": ((m, k), self.dtype), "B": ((k, n), self.dtype), "C": ((m, n), of_c)}
+        return layouts_of(DEFAULT if self._ideal else self.layouts, matrices, self.ranks)
+
+    @property
+    def matrices(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """The shape, process grid, block sizes and first owner of A, B and C by name; empty if `layouts` is "ideal"."""
+        distributions = {} if self._ideal else {name: x.distribution for name, x in self._layouts.items()}
+        return {
+            name: {"shape": x.shape, "grid": x.grid_shape, "block": x.block, "source": x.source}
+            for name, x in distributions.items()
+        }
 
     @property
     def given_bytes(self) -> int:
         """The bytes of the largest local parts of the user's A, B and C; 0 if `layouts` is "ideal"."""
-        return 0 if self.layouts == "ideal" else sum(x.local_bytes(None) for x in self._layouts)
+        return 0 if self._ideal else sum(x.local_bytes(None) for x in self._layouts.values())
 
     @property
     def bound(self) -> float:
@@ -154,7 +164,7 @@ class Question:
         """Return the shortage of memory as a sentence; "" if a plan fits the memory."""
         if best_plan(self.problem)[0] is not None:
             return ""
-        share = sum(x.local_bytes(None) for x in self._layouts)
+        share = sum(x.local_bytes(None) for x in self._layouts.values())
         return (
             f"{in_bytes(self.memory or 0)} per rank is too small: at least {in_bytes(self.least_bytes)} "
             f"are needed on {counted(self.ranks, 'rank')}, of which {in_bytes(share)} are A, B and C"
@@ -169,7 +179,7 @@ class Question:
     @property
     def least_ranks(self) -> int:
         """The least number of ranks whose memory holds A, B and C; 0: the memory is unlimited or 0."""
-        total = sum(prod(x.distribution.shape) * x.dtype.itemsize for x in self._layouts)
+        total = sum(prod(x.distribution.shape) * x.dtype.itemsize for x in self._layouts.values())
         return -(-total // self.memory) if self.memory else 0
 
     def on_more_ranks(self) -> Question | None:
@@ -183,7 +193,7 @@ class Question:
                 break
             more = replace(self, ranks=times * self.ranks)
             with suppress(ArgumentError):  # the requested grid may not fit this number of ranks
-                if best_plan(more.problem)[0] is not None:
+                if more.given_bytes <= (self.memory or 0) and best_plan(more.problem)[0] is not None:
                     return more
             times += max(1, times // 8)
         return None
@@ -195,13 +205,6 @@ class Question:
             replace(x, memory_bytes_per_rank=x.memory_bytes_per_rank + matrix_bytes, lower_bound_words=bound)
             for x in considered(self.plan())
         ]
-
-
-@lru_cache(maxsize=8)
-def default_layout(shape: tuple[int, int], ranks: int, dtype: np.dtype) -> Layout:
-    """Return the layout with one block per rank on the most nearly square grid, Pr <= Pc."""
-    pr = near_root(ranks)
-    return Layout(Distribution.over((pr, ranks // pr), shape), tuple(range(ranks)), dtype)
 
 
 @lru_cache(maxsize=8)

@@ -15,13 +15,9 @@ from __future__ import annotations
 from math import ceil, isqrt
 
 import click
-import numpy as np
 
-from pdgemm.grids.distribution import Distribution
-from pdgemm.grids.layout import Layout
 from pdgemm.planning.machines.timing import sample
 from pdgemm.planning.planner import candidates, plan_product
-from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.question import Question
 
@@ -85,11 +81,8 @@ def native(counts: list[int]) -> list[str]:
 def from_columns(counts: list[int]) -> list[str]:
     """Return rows for the plan that `plan` chooses, and for the best one with a new grid, as in CA3DMM and COSMA."""
     lines = ["| ranks | plan | moves | words | native / bound | in all / bound |", "|---|---|---|---|---|---|"]
-    m, n, k = TALL
     for ranks in counts:
-        double, place = np.dtype("d"), tuple(range(ranks))
-        A, B, C = (Layout(Distribution.over((1, ranks), x), place, double) for x in ((m, k), (k, n), (m, n)))
-        problem = Problem(A, B, C, ranks, True, double, 512, 1, "ibcast")
+        problem = Question(*TALL, ranks, layouts="columns", mover="ibcast", width=512, lookahead=1).problem
         chosen = plan_product(problem)
         new = min((x for x in candidates(problem) if len(x.moves) == 3), key=received)
         for title, plan in (("ours", chosen), ("a new grid for all", new)):

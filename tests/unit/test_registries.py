@@ -26,6 +26,7 @@ from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import KINDS
 from pdgemm.planning import algorithm_registry
 from pdgemm.planning.algorithm_registry import ALGORITHMS
+from pdgemm.planning.layout_text import layouts_of
 from pdgemm.planning.machines.machine import KINDS as LINKS
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
@@ -33,7 +34,7 @@ from pdgemm.planning.machines.timing import product_seconds
 from pdgemm.planning.planner import plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.planning.question import default_layout, movers
+from pdgemm.planning.question import movers
 from pdgemm.schedules.mover_registry import MOVERS, POLICIES, by_messages, fan_out, mover_choices
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +150,8 @@ def test_the_rounds_of_an_algorithm_are_its_costs(shape: tuple[int, int, int]) -
     m, n, k = 24 * pr * pc * c, 12 * pr * pc * c, 36 * pr * pc * c
     ranks = pr * pc * c
     with allgather_3d_registered():
-        A, B, C = (default_layout(x, ranks, np.dtype("d")) for x in ((m, k), (k, n), (m, n)))
+        shapes = {"A": (m, k), "B": (k, n), "C": (m, n)}
+        A, B, C = layouts_of("default", {name: (x, np.dtype("d")) for name, x in shapes.items()}, ranks).values()
         asked: dict[str, Any] = {"algorithm": ENTRY.name, "shape": (pr, pc), "layers": c}
         plan = plan_product(Problem(A, B, C, ranks, True, np.dtype("d"), 512, 1, "ibcast", **asked))
         product = plan.product

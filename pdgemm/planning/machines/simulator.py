@@ -14,7 +14,8 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import memory_seconds
-from pdgemm.schedules.rounds import MEMORY, Messages, Tally, WorkPiece, one_each
+from pdgemm.schedules.exchanges.redistribution import EXCHANGE, Redistribution
+from pdgemm.schedules.rounds import MEMORY, Tally, WorkPiece, one_each
 from pdgemm.schedules.schedule import Schedule
 
 MOST_EVENTS = 20_000_000  # messages and products: their simulation takes some seconds
@@ -73,30 +74,30 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     per_node = machine.ranks_per_node or ranks
     node = np.arange(ranks) // per_node
     clock = np.array([memory_seconds(schedule, machine, rank) for rank in range(ranks)])
+    clock += machine.call_overhead * isinstance(schedule, Redistribution)
     computed, before = np.zeros(ranks), np.zeros(ranks)
     tally = Tally((), ranks)
     entering = np.zeros(int(node[-1]) + 1)
     for at in schedule.rounds():
         tally.add(at)
-        ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
+        ready, receiving, sending = clock.copy(), np.zeros(ranks), np.zeros(ranks)
         for x in at.transfers:
             if not x.read:
                 np.maximum.at(ready, x.target, clock[x.source])  # the sender must have reached the round
             away = node[x.source] != node[x.target]
-            (inside, link), sizes = machine.links(x.kind), x.words[away] * x.itemsize
-            _arrive(near, x, ~away, inside.alpha, inside.beta)
-            into = np.bincount(node[x.target[away]], sizes, len(entering))
-            out = np.bincount(node[x.source[away]], sizes, len(entering))
+            (inside, link), sizes = machine.links(x.kind), x.words * x.itemsize
+            into = np.bincount(node[x.target[away]], sizes[away], len(entering))
+            out = np.bincount(node[x.source[away]], sizes[away], len(entering))
             entering += into
-            _arrive(far, x, away, link.alpha, 0)
-            waiting = np.zeros(ranks, bool)
-            waiting[x.target[away]] = True
-            far += waiting * np.maximum(into, out)[node] * link.beta
-            if x.kind == "exchange":
+            on_network = np.maximum(into, out)[node] * link.beta
+            alone = np.where(away, link.alpha, inside.alpha + sizes * inside.beta)
+            receiving += _busy(x.target, alone, away, on_network)
+            if x.kind == EXCHANGE:  # its sender sends one message after the other, while it receives others
+                sending += _busy(x.source, alone, away, on_network)
                 words = np.bincount(x.target, x.words, ranks)
                 partners = np.bincount(np.unique(x.source * ranks + x.target) % ranks, minlength=ranks)
-                far += machine.crowded(words, partners, x.itemsize, ranks)
-        moving = near + far
+                receiving += machine.crowded(words, partners, x.itemsize, ranks)
+        moving = np.maximum(receiving, sending)
         hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
         clock = ready + before + moving - hidden
         before = sum((_seconds(x, machine, schedule, ranks) for x in at.work), np.zeros(ranks))
@@ -108,9 +109,14 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     return Simulation(float(clock.max()), computed, *by_message, entering)
 
 
-def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, beta: float) -> None:
-    """Add the time of these messages, where the mask `which` is set, to the seconds of the ranks that receive them."""
-    np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
+def _busy(ends: np.ndarray, seconds: np.ndarray, away: np.ndarray, on_network: np.ndarray) -> np.ndarray:
+    """Return the time in which each rank sends, or receives, messages one after the other.
+
+    ends : the rank that sends, or receives, each message; it needs `seconds` for it, if no other message is sent.
+    away : which messages leave a node; their ranks also wait `on_network` seconds for the network of the node.
+    """
+    waiting = np.bincount(ends[away], minlength=len(on_network)) > 0
+    return np.bincount(ends, seconds, len(on_network)) + waiting * on_network
 
 
 def _seconds(work: WorkPiece, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:

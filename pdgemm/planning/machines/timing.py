@@ -8,7 +8,7 @@ from math import ceil, log2
 import numpy as np
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.schedules.exchanges.redistribution import AnyExchange, Redistribution
+from pdgemm.schedules.exchanges.redistribution import EXCHANGE, AnyExchange, Redistribution
 from pdgemm.schedules.mover_registry import MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule
@@ -57,35 +57,19 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
 
 def exchange_seconds(exchange: Redistribution, machine: Machine, rank: int) -> float:
     """Return the time of an exchange: words sent are packed and unpacked; words that stay or are read are copied."""
-    traffic, itemsize, (sources, targets) = exchange.traffic(rank), exchange.wire.itemsize, exchange.elements(rank)
-    if exchange.shared:
-        return machine.call_overhead + targets * itemsize / machine.copy_bandwidth
-    if exchange.by_nodes:
-        return _between_nodes(exchange, machine, rank)
-    words = max(traffic.words_sent, traffic.words_received)
-    messages = max(traffic.messages_sent, traffic.messages_received)
-    copied = (sources - traffic.words_sent) * itemsize / machine.copy_bandwidth
-    moving = machine.transfer("exchange", words, messages, itemsize, 1, exchange.size, exchange.size)
-    crowded = machine.crowded(words, exchange.partners(rank), itemsize, exchange.size)
-    return machine.call_overhead + copied + moving + crowded
-
-
-def _between_nodes(exchange: Redistribution, machine: Machine, rank: int) -> float:
-    """Return the time of an exchange with one message between two nodes.
-
-    Elements are copied into buffers and out of them; the ranks of a node wait for each other twice in each step.
-    """
-    steps, traffic, far = exchange.by_nodes, exchange.traffic(rank), machine.links("exchange")[1]
-    assert steps is not None
-    here = steps.node[rank]
-    words = max(steps.words[here].sum(), steps.words[:, here].sum()) - steps.words[here, here]
-    messages = max(traffic.messages_sent, traffic.messages_received)
-    copied = sum(exchange.elements(rank)) * exchange.wire.itemsize
-    meetings = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width))) * machine.links("exchange")[0].alpha
-    moving = messages * far.alpha + float(words) * exchange.wire.itemsize * far.beta
-    sent = max(traffic.words_sent, traffic.words_received - traffic.words_read)
-    moving += machine.crowded(sent, messages, exchange.wire.itemsize, exchange.size)
-    return machine.call_overhead + copied / machine.copy_bandwidth + meetings + moving
+    traffic, itemsize = exchange.traffic(rank), exchange.wire.itemsize
+    words = max(traffic.words_sent, traffic.words_received - traffic.words_read)
+    messages, partners = max(traffic.messages_sent, traffic.messages_received), 0
+    copied, moving = exchange.copied(rank) / machine.copy_bandwidth, 0.0
+    if steps := exchange.by_nodes:  # the ranks of a node share its network, and wait for each other twice in each step
+        (near, far), here, partners = machine.links(EXCHANGE), steps.node[rank], messages
+        of_node = max(steps.words[here].sum(), steps.words[:, here].sum()) - steps.words[here, here]
+        meetings = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width)))
+        moving = meetings * near.alpha + messages * far.alpha + float(of_node) * itemsize * far.beta
+    elif not exchange.shared:
+        partners = exchange.partners(rank)
+        moving = machine.transfer(EXCHANGE, words, messages, itemsize, 1, exchange.size, exchange.size)
+    return machine.call_overhead + copied + moving + machine.crowded(words, partners, itemsize, exchange.size)
 
 
 @lru_cache(maxsize=16)

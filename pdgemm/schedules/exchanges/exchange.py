@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.exchanges.node_messages import WordsOf
 from pdgemm.schedules.exchanges.redistribution import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution, worth_keeping
+from pdgemm.schedules.rounds import grid_of
 from pdgemm.support.remembered import remembered_if
 
 
@@ -88,6 +88,35 @@ class Exchange(Redistribution):
         a, b = self.source.distribution, self.target.distribution
         return overlap_counts(a.rows, b.rows), overlap_counts(a.cols, b.cols)
 
+    def blocks_sent(self) -> tuple[np.ndarray, ...]:
+        rows, cols = self._common
+        (i, to_i), (j, to_j) = rows.nonzero(), cols.nonzero()
+        source = grid_of(self.source)[i[:, None], j].ravel()
+        target = grid_of(self.target)[to_i[:, None], to_j].ravel()
+        extents = np.repeat(rows[i, to_i], len(j)), np.tile(cols[j, to_j], len(i))
+        return tuple(x[source != target] for x in (source, target, *extents))
+
+    @property
+    def events(self) -> int:
+        """The messages or reads of all ranks over the number of ranks, rounded up; copies are counted as messages."""
+        if self.by_nodes:
+            return self.by_nodes.events
+        different = (np.unique(x[x > 0], return_counts=True) for x in self._common)
+        (rows, many_rows), (cols, many_cols) = different
+        blocks = np.outer(many_rows, many_cols)
+        if not self.shared:
+            long, short, length, lines = self._sides(rows[:, None], cols[None, :])
+            blocks *= -(-long // length) * -(-short // lines)
+        return int(-(-blocks.sum() // self.size))
+
+    def copied(self, rank: int) -> int:
+        return self.target.local_bytes(rank) if self.shared else super().copied(rank)
+
+    def staying_words(self, rank: int) -> int:
+        (i, j), (to_i, to_j) = self.source.coords(rank), self.target.coords(rank)
+        rows, cols = self._common
+        return int(rows[i, to_i] * cols[j, to_j]) if min(i, to_i) >= 0 else 0
+
     @property
     def largest_block(self) -> int:
         """The most elements that one rank sends to another rank, or copies within its own memory."""
@@ -118,9 +147,6 @@ class Exchange(Redistribution):
         rows, cols = self._common
         to = partial(_words_of, self.size, self.source, self.target, rows, cols)
         return to, partial(_words_of, self.size, self.target, self.source, rows.T, cols.T)
-
-    def elements(self, rank: int) -> tuple[int, int]:
-        return prod(self.source.local_shape(rank)), prod(self.target.local_shape(rank))
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
         """Return the words and messages of the blocks rows[p] x cols[q], for all (p, q) but `own`."""

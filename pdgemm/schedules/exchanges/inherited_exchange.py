@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
@@ -41,6 +43,12 @@ class InheritedExchange(Exchange):
 
     def traffic(self, rank: int) -> Traffic:
         return Redistribution.traffic(self, rank)
+
+    def blocks_sent(self) -> tuple[np.ndarray, ...]:
+        return Redistribution.blocks_sent(self)
+
+    def staying_words(self, rank: int) -> int:
+        return Redistribution.staying_words(self, rank)
 
 
 def plan_inheritance(source: Layout, target: Layout, size: int, holders: tuple[int, ...]) -> InheritedExchange:

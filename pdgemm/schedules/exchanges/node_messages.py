@@ -15,7 +15,7 @@ import numpy as np
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.mover_registry import SHARED
-from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
+from pdgemm.schedules.rounds import LINE, Messages, Round
 
 WordsOf = Callable[[np.ndarray], np.ndarray]
 
@@ -63,6 +63,11 @@ class NodeMessages:
         """Yield the distances of each step."""
         nodes, each = len(self.ranks), self.width * self.slots
         return (range(d, min(d + each, nodes)) for d in range(0, nodes, each))
+
+    @property
+    def events(self) -> int:
+        """The approximate number of messages and reads of a rank."""
+        return len(self.ranks) + len(self.ranks) // self.width
 
     def holder(self, node: int, distance: int) -> int:
         """Return the rank of a node that sends, and receives, the messages of a distance."""
@@ -137,22 +142,20 @@ class NodeMessages:
         return total
 
     def rounds(self, itemsize: int) -> Iterator[Round]:
-        """Yield for each step the messages, and the copies into buffers and out of them."""
+        """Yield the messages of each step, and what ranks read in buffers."""
         size = len(self.node)
-        out_of = np.stack([self._by_node(self._to(np.array([rank]))) for rank in range(size)])
         into = np.stack([self._by_node(self._from(np.array([rank]))) for rank in range(size)])
-        every = np.arange(size)
+        every, nodes = np.arange(size), np.arange(len(self.ranks))
         for distances in self.steps:
-            moves, copied = list[Messages](), np.zeros(size, np.int64)
+            moves = list[Messages]()
             for d in distances:
-                there, before = (self.node + d) % len(self.ranks), (self.node - d) % len(self.ranks)
-                holders = np.array([self.holder(node, d) for node in range(len(self.ranks))])
-                copied += out_of[every, there] + into[every, before]
-                read = (holders[self.node] != every) & (into[every, before] > 0)
-                source, target, words = holders[self.node], every, into[every, before]
-                moves.append(Messages(SHARED.name, source[read], target[read], words[read], itemsize, LINE))
-                words = np.diagonal(np.roll(self.words, -d, axis=1))
-                sent = (words > 0) & (d > 0)
-                target = np.roll(holders, -d)
-                moves.append(Messages("exchange", holders[sent], target[sent], words[sent], itemsize, LINE))
-            yield Round(moves, [WorkPiece((copied, 1, 1), MEMORY)], hidden=False)
+                holders, before = (
+                    np.array([self.holder(node, d) for node in range(len(nodes))]),
+                    (nodes - d) % len(nodes),
+                )
+                words, source = into[every, before[self.node]], holders[self.node]
+                read = (source != every) & (words > 0)
+                moves.append(Messages(SHARED.name, source[read], every[read], words[read], itemsize, LINE))
+                words, sent = self.words[before, nodes], (self.words[before, nodes] > 0) & (d > 0)
+                moves.append(Messages("exchange", holders[before][sent], holders[sent], words[sent], itemsize, LINE))
+            yield Round(moves, hidden=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from math import prod
 
 import numpy as np
 
@@ -79,7 +78,7 @@ class RectangleExchange(Redistribution):
         words, own = np.zeros(self.size, np.int64), np.isin(owner, ranks)
         words[[*self.layout.rank_map]] = (rows[own].T @ cols[own]).ravel()
         for rank in ranks.tolist():
-            words[rank] -= self._staying_words(rank)
+            words[rank] -= self.staying_words(rank)
         return words
 
     def _from_layout(self, ranks: np.ndarray) -> np.ndarray:
@@ -89,17 +88,13 @@ class RectangleExchange(Redistribution):
         i, j = np.array(places, np.int64).reshape(-1, 2).T
         words = np.bincount(owner, (rows[:, i] * cols[:, j]).sum(axis=1), self.size).astype(np.int64)
         for rank in ranks.tolist():
-            words[rank] -= self._staying_words(rank)
+            words[rank] -= self.staying_words(rank)
         return words
 
-    def _staying_words(self, rank: int) -> int:
+    def staying_words(self, rank: int) -> int:
         (owner, rows, cols), (i, j) = self._common, self.layout.coords(rank)
         own = owner == rank
         return int((rows[own, i] * cols[own, j]).sum()) if i >= 0 else 0
-
-    def elements(self, rank: int) -> tuple[int, int]:
-        ends = sum(prod(x.shape) for x in self.rectangles[rank]), prod(self.layout.local_shape(rank))
-        return ends if self.inward else ends[::-1]
 
     def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterator[Block]:
         blocks = self._of_layout(rank) if self.inward == by_target else self._of_rectangles(rank)

@@ -22,6 +22,7 @@ from pdgemm.support.remembered import remembered, remembered_if
 PACKED_BYTES = 1 << 20  # bytes of a message, which stays in cache while it is packed, sent and unpacked
 DEVICE_BYTES = 1 << 25  # bytes of a message on a device, where each message costs launches and waits
 NODE_BYTES = 1 << 22  # bytes of the messages of a rank to other nodes in one step, if they are that short
+EXCHANGE = "exchange"  # kind of the messages of all exchanges
 SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction
 _MOST_RUNS = 1 << 17  # runs in the index maps of a result that is cached, at 32 bytes each
 
@@ -90,26 +91,38 @@ class Redistribution(Schedule):
 
     def partners(self, rank: int) -> int:
         """Return the number of other ranks to which `rank` sends, or from which it receives, whichever is larger."""
-        return max(np.count_nonzero(words(np.array([rank]))) for words in self.words_of)
-
-    @abstractmethod
-    def elements(self, rank: int) -> tuple[int, int]:
-        """Return the numbers of elements of X, and of Y, on a rank."""
+        return max(int(np.count_nonzero(words_of(np.array([rank])))) for words_of in self.words_of)
 
     def rounds(self) -> Iterator[Round]:
         """Yield all messages, or reads, in one round; messages between nodes in several."""
         if self.by_nodes:
             yield from self.by_nodes.rounds(self.wire.itemsize)
             return
-        sent = [
-            (rank, block.peer, rows.size * cols.size)
-            for rank in range(self.size)
-            for block in self.sends(rank)
-            for rows, cols in ([(block.rows, block.cols)] if self.shared else self.tiles(block))
-        ]
-        source, target, words = np.array(sent, np.int64).reshape(-1, 3).T
-        kind = SHARED.name if self.shared else "exchange"
+        source, target, rows, cols = self.blocks_sent()
+        kind, words = SHARED.name, rows * cols
+        if not self.shared:
+            kind, (block, words) = EXCHANGE, self._message_words(rows, cols)
+            source, target = source[block], target[block]
         yield Round([Messages(kind, source, target, words, self.wire.itemsize, LINE)], hidden=False)
+
+    def blocks_sent(self) -> tuple[np.ndarray, ...]:
+        """Return the sender, receiver, rows and columns of each block that any rank sends, as four arrays."""
+        sent = [(rank, x.peer, *x.shape) for rank in range(self.size) for x in self.sends(rank)]
+        return tuple(np.array(sent, np.int64).reshape(-1, 4).T)
+
+    def copied(self, rank: int) -> int:
+        """Return the bytes that a rank copies within its own memory, or reads in that of others.
+
+        Between nodes, it copies what it sends and what it receives into buffers of its node, and out of them.
+        """
+        words = self.staying_words(rank)
+        if self.by_nodes:
+            words += sum(int(words_of(np.array([rank])).sum()) for words_of in self.words_of)
+        return words * self.wire.itemsize
+
+    def staying_words(self, rank: int) -> int:
+        """Return the words that a rank copies within its own memory."""
+        return sum(x.rows.size * x.cols.size for x in self.staying(rank))
 
     @property
     @abstractmethod
@@ -193,11 +206,25 @@ class Redistribution(Schedule):
 
     def counted(self, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
         """Return the words and the messages of all blocks with these numbers of rows and columns."""
-        long, short = (cols, rows) if self.order == "C" else (rows, cols)
-        long, short = long[long * short > 0], short[long * short > 0]
-        length = np.minimum(long, self.words)
-        lines = np.clip(self.words // length, 1, short)
+        some = rows * cols > 0
+        long, short, length, lines = self._sides(rows[some], cols[some])
         return int((long * short).sum()), int((-(-long // length) * -(-short // lines)).sum())
+
+    def _sides(self, rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the two sides of each block, and those of its tiles, as `tile` returns them for one block."""
+        long, short = (cols, rows) if self.order == "C" else (rows, cols)
+        length = np.minimum(long, self.words)
+        return long, short, length, np.clip(self.words // length, 1, short)
+
+    def _message_words(self, rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of the block of each message, and the words of the message, as `tiles` cuts the blocks."""
+        long, short, length, lines = self._sides(rows, cols)
+        along = -(-long // length)
+        tiles = along * -(-short // lines)
+        block = np.repeat(np.arange(len(tiles)), tiles)
+        down, across = divmod(np.arange(len(block)) - (tiles.cumsum() - tiles)[block], along[block])
+        words = np.minimum(length[block], long[block] - across * length[block])
+        return block, words * np.minimum(lines[block], short[block] - down * lines[block])
 
     def slots(self, rank: int | None) -> tuple[int, int]:
         """Return the numbers of messages in flight to and from `rank`; for rank None, the maximum over all ranks."""

@@ -211,7 +211,7 @@ class Summa(Product):
         inner_a, inner_b, grid = self.A.distribution.cols, self.B.distribution.rows, grid_of(self.C)
         lines = [self.line("A", rank) for rank in grid[:, 0].tolist()] + [self.line("B", x) for x in grid[0].tolist()]
         period = lcm(*(line.period for line in lines))
-        if not self.bundled and self.panels > period * np.count_nonzero(self._counts):
+        if not self.bundled and self.panels > period * int(np.count_nonzero(self._counts)):
             return parts_by_number(inner_a, inner_b, self._width, period)
         left = (([(x.col, x.a) for x in bundle.steps], bundle.a) for bundle in self.bundles)
         right = (([(x.row, x.b) for x in bundle.steps], bundle.b) for bundle in self.bundles)

@@ -14,13 +14,15 @@ from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import best_tiling
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
+from pdgemm.planning.layout_text import DEFAULT, FORMS
 from pdgemm.planning.machines import simulator
 from pdgemm.planning.machines.known_machines import machine_of
 from pdgemm.planning.machines.machine import MACHINE
 from pdgemm.planning.machines.plausible import doubts, impossible_figures
+from pdgemm.planning.plan_simulation import PlanSimulation, simulate_plan
 from pdgemm.planning.planner import RULE, candidates_explained
 from pdgemm.planning.published.published_products import error_bar
-from pdgemm.planning.question import LAYOUTS, MOST_TRIED, Question, movers
+from pdgemm.planning.question import MOST_TRIED, Question, movers
 from pdgemm.planning.search.candidate_table import wrapped
 from pdgemm.planning.search.grid_search import near_root
 from pdgemm.schedules.collectives.collective import OPERATIONS
@@ -42,8 +44,8 @@ _question = options.stacked_options(
     options.algorithm,
     click.option("--mover", type=click.Choice(movers()), default="auto", show_default=True),
     click.option(
-        "--layouts", type=click.Choice(LAYOUTS), default=LAYOUTS[0], show_default=True,
-        help="Layouts of A, B and C: default ones of DistMatrix, or ideal ones for each algorithm.",
+        "--layouts", default=DEFAULT, show_default=True,
+        help=f"Layouts of A, B and C: {FORMS}.  Ideal ones fit each algorithm.",
     ),
 )  # fmt: skip
 
@@ -77,7 +79,8 @@ def plan(
         return _collective(operation, words, as_json, **arguments)
     question, pictures = _question_of(**arguments), options.pictures_for(picture, force)
     machine = question.machine.name
-    facts = {"shape": question.mnk, "ranks": question.ranks, "machine": machine, "layouts": question.layouts}
+    facts = {"shape": question.mnk, "ranks": question.ranks, "machine": machine}
+    facts |= {"layouts": question.layouts, "matrices": question.matrices}
     if lacking := question.shortage():
         remedies, lines = _remedies(question)
         options.show(as_json, facts | remedies, "\n".join(map(wrapped, [lacking, *lines])))
@@ -91,7 +94,7 @@ def plan(
     error = error_bar(candidates[0], question.machine)
     text = [
         wrapped(candidates[0].summary(question.mnk, question.ranks)),
-        wrapped(f"machine: {machine}; {question.layouts} layouts of A, B and C; {bound}{error}"),
+        wrapped(f"machine: {machine}; {bound}; layouts: {question.layouts}{error}"),
         candidates_explained(candidates, whole, "--all"),
     ]
     facts |= {"rule": RULE, "candidates": [x.as_dict() for x in candidates]}
@@ -106,7 +109,8 @@ def plan(
 def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any) -> int:
     """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
 
-    The plan is that of `pdgemm()`; the time of redistribution is added by formula.
+    The plan is that of `pdgemm()`.  Redistributions are simulated before and after the product; those with too many
+    messages are added by formula, which the output says.
     """
     question, pictures = _question_of(**arguments), options.pictures_for(picture, force)
     plan = question.plan()
@@ -114,37 +118,64 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
     if pictures:
         title = f"Words from rank to rank without redistribution:\n{candidate.name} on {candidate.grid_text}"
         pictures.draw_words(simulator.words_between(plan.product, question.ranks), picture, title)
-    run = simulator.simulate(plan.product, question.machine, question.ranks)
-    seconds = run.seconds + plan.moving_seconds
+    simulation = simulate_plan(plan, question.machine)
+    run, moving = simulation.product, simulation.moving_seconds
     facts = {
         "shape": question.mnk,
         "ranks": question.ranks,
         "layouts": question.layouts,
+        "matrices": question.matrices,
         **{name: getattr(candidate, name) for name in ("algorithm", "inside", "grid", "layers")},
         "mover": plan.product.mover,
-        "seconds": seconds,
+        "seconds": simulation.seconds,
         "formula_seconds": plan.seconds,
-        "redistribution_seconds": plan.moving_seconds,
+        "redistribution_seconds": moving,
+        "redistribution": {
+            "simulated": {name: {"seconds": x.seconds} | _traffic(x) for name, x in simulation.walked.items()},
+            "by_formula": {name: {"seconds": x} for name, x in simulation.by_formula.items()},
+            "copies": {"seconds": simulation.copying},
+            "formula_seconds": plan.moving_seconds,
+        },
         "compute_seconds": {"mean": float(run.computed.mean()), "max": float(run.computed.max())},
         "node_bytes": {"mean": float(run.node_bytes.mean()), "max": float(run.node_bytes.max())},
         "formula_words_received": plan.product_words,
-        **{
-            name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
-            for name in ("words_received", "words_sent", "messages_received", "messages_sent")
-            for x in (getattr(run, name),)
-        },
+        **_traffic(run),
     }
     words = _range(run.words_received, in_words)
     messages = _range(run.messages_received, partial(counted_short, noun="message"))
     text = (
         f"{plan}\n"
-        f"simulated on {counted(len(run.node_bytes), 'node')}: {in_seconds(seconds)}, of which the busiest rank "
-        f"computes {in_seconds(run.computed.max())} and redistribution takes {in_seconds(plan.moving_seconds)} by "
-        f"formula; all by formula: {in_seconds(plan.seconds)}\n"
+        f"simulated on {counted(len(run.node_bytes), 'node')}: {in_seconds(simulation.seconds)}, of which the busiest "
+        f"rank computes {in_seconds(run.computed.max())} and redistribution takes {in_seconds(moving)}; all by "
+        f"formula: {in_seconds(plan.seconds)}\n"
+        f"{_moves(simulation)}"
         f"received per rank in the product: {words} in {messages}; by formula: {in_words(plan.product_words)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
     return options.show(as_json, facts, wrapped(text), picture)
+
+
+def _traffic(run: simulator.Simulation) -> dict[str, dict[str, float]]:
+    """Return the words and messages of a simulation for JSON: the least, the mean and the most of a rank."""
+    names = "words_received", "words_sent", "messages_received", "messages_sent"
+    return {
+        name: {"min": int(x.min()), "mean": float(x.mean()), "max": int(x.max())}
+        for name, x in ((name, getattr(run, name)) for name in names)
+    }
+
+
+def _moves(simulation: PlanSimulation) -> str:
+    """Return a line that says which redistributions were simulated, and which were not; "" without redistributions."""
+    walked = {name: x.seconds for name, x in simulation.walked.items()}
+    parts = {"message by message": walked, "by formula, because of too many messages": simulation.by_formula}
+    if not any(parts.values()):
+        return ""
+    parts["by formula"] = {"new memory for copies": simulation.copying}
+    texts = (
+        f"{', '.join(f'{name} {in_seconds(x)}' for name, x in seconds.items())} ({how})"
+        for how, seconds in parts.items() if seconds
+    )  # fmt: skip
+    return f"redistribution: {'; '.join(texts)}\n"
 
 
 def _remedies(question: Question) -> tuple[dict[str, Any], list[str]]:
@@ -155,6 +186,8 @@ def _remedies(question: Question) -> tuple[dict[str, Any], list[str]]:
     elif question.least_ranks > MOST_TRIED:
         ranks = counted(question.least_ranks, "rank")
         lines.append(f"A, B and C alone fill the memory of {ranks}: more ranks are needed")
+    elif "grid=" in question.layouts:
+        lines.append("on more ranks it does not fit either, if A, B and C are on the grids of --layouts")
     if isinstance(tiling, int):
         parts: dict[str, Any] = {"needed_bytes_per_rank": tiling}
         lines.append(f"products of files in parts, `pdgemm multiply --memory`, need {in_bytes(tiling)} per rank")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.planning.machines.machine import Link, Machine
 from pdgemm.planning.machines.simulator import simulate, words_between
 from pdgemm.planning.machines.timing import fastest_exchange
-from pdgemm.schedules.exchanges.exchange import plan_exchange
+from pdgemm.schedules.exchanges.exchange import Exchange, Selection, plan_exchange
 from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
 from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
 from pdgemm.schedules.exchanges.redistribution import Redistribution
@@ -50,11 +52,52 @@ def test_between_layouts(limit: int | None, shared: bool) -> None:
         summed(plan_exchange(source, target, SIZE, memory_limit=limit, shared=shared))
 
 
+def one_by_one(exchange: Redistribution) -> list[tuple[int, int, int]]:
+    """Return the sender, receiver and words of each message, or read, by the index maps of each pair of ranks."""
+    return [
+        (rank, block.peer, rows.size * cols.size)
+        for rank in range(exchange.size)
+        for block in exchange.sends(rank)
+        for rows, cols in ([(block.rows, block.cols)] if exchange.shared else exchange.tiles(block))
+    ]
+
+
+def check_messages(exchange: Redistribution) -> None:
+    """Check that the messages of the rounds are those of `one_by_one`, and also the words that stay on each rank."""
+    (at,) = exchange.rounds()
+    (x,) = at.moves
+    messages = one_by_one(exchange)
+    assert sorted(zip(x.source.tolist(), x.target.tolist(), x.words.tolist())) == sorted(messages)
+    stay = sum(block.rows.size * block.cols.size for rank in range(exchange.size) for block in exchange.staying(rank))
+    if not exchange.shared:
+        assert sum(exchange.copied(rank) for rank in range(exchange.size)) == stay * exchange.wire.itemsize
+
+
+@pytest.mark.parametrize("words", [1, 5, 12, 1000])
+@pytest.mark.parametrize("shared", [False, True])
+def test_messages_by_counts_are_those_by_index_maps(words: int, shared: bool) -> None:
+    """The fast way to list all messages lists the same ones; also those of a few picked rows, and events count them."""
+    draw = np.random.default_rng(words)
+    rows = IndexPairs(draw.integers(0, SHAPE[0], 9), draw.permutation(SHAPE[0])[:9])
+    cols = IndexPairs(draw.permutation(SHAPE[1]), draw.permutation(SHAPE[1]))
+    for number, (one, other) in enumerate(product(GRIDS, GRIDS)):
+        source = layout(one, 1 + number % 5, number)
+        target = layout(other, 1 + number % 3, number + 1, "CF"[number % 2])
+        exchange = Exchange(source, target, SIZE, words, True, shared)
+        check_messages(exchange)
+        check_messages(Selection(source, target, SIZE, words, True, shared, rows=rows, cols=cols))
+        itself = replace(exchange, size=20, target=replace(target, rank_map=tuple(10 + x for x in target.rank_map)))
+        (at,) = itself.rounds()  # all elements change their owner
+        assert itself.events == -(-len(at.moves[0].words) // itself.size)
+
+
 def test_out_of_inherited_arrays() -> None:
     for number, (one, other) in enumerate(product(GRIDS, GRIDS[3:])):
         target = layout(other, 2, 3)
         target = Layout(target.distribution, tuple(range(len(target.rank_map))), target.dtype)
-        summed(plan_inheritance(layout(one, 3, number), target, 4, (0, 1, 2, 3, 1, 3)), 4)
+        exchange = plan_inheritance(layout(one, 3, number), target, 4, (0, 1, 2, 3, 1, 3))
+        summed(exchange, 4)
+        check_messages(exchange)
 
 
 @pytest.mark.parametrize("inward", [True, False])
@@ -64,7 +107,9 @@ def test_with_rectangles(inward: bool) -> None:
 
     held = tuple(tuple(Rectangle(*x) for x in each) for each in rectangles)
     for number, grid in enumerate(GRIDS):
-        summed(plan_rectangles(held, layout(grid, 4, number), inward, "C"))
+        exchange = plan_rectangles(held, layout(grid, 4, number), inward, "C")
+        summed(exchange)
+        check_messages(exchange)
 
 
 @pytest.mark.parametrize("per_node", [1, 5, 8, 24])
