@@ -15,6 +15,7 @@ from pdgemm.schedules.schedule import Schedule
 
 _SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks
 _MOST_JOINED = 1 << 25  # bytes of a message between nodes
+_FEW = 4  # with fewer than a fourth as many messages as there are nodes, ranks send to ranks
 
 
 @lru_cache(maxsize=16)
@@ -84,8 +85,8 @@ def fastest_exchange(
     number = len({*nodes})
     if direct.shared or direct.device or number in (0, direct.size):
         return direct
-    if max(direct.traffic(rank).messages_received for rank in sample(direct.size)) < number:
-        return direct  # there are fewer partners than nodes
+    if _FEW * max(direct.traffic(rank).messages_received for rank in sample(direct.size)) < number:
+        return direct
     joined = direct.joined(nodes)
     fits = memory_limit is None or joined.extra_bytes(None) <= memory_limit
     if not fits or joined.words * joined.wire.itemsize > _MOST_JOINED:
