@@ -29,8 +29,8 @@ from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, shared_
 from pdgemm.names import DType, Protection
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.timing import fastest_exchange
+from pdgemm.schedules.exchanges.block_messages import AnyExchange, Redistribution
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
-from pdgemm.schedules.exchanges.redistribution import AnyExchange, Redistribution
 from pdgemm.support.agreement import together
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
 from pdgemm.transport.packed_exchange import exchange, kept_if_it_fails, repeated_if_unmapped

@@ -15,7 +15,7 @@ from pdgemm.instrument.recorder import Recorder, nothing
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device
 from pdgemm.local.arrays.elementwise import Combine
-from pdgemm.schedules.exchanges.redistribution import Block, Redistribution
+from pdgemm.schedules.exchanges.block_messages import Block, Redistribution
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.movers.panel_views import column_buffer
@@ -56,7 +56,7 @@ class ExchangeBuffers:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TileTransfer:
     """The arguments and tile operations of one exchange on one rank: Y := combine(X), tile by tile."""
 
     X: Array | Sequence[Array]

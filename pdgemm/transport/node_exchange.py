@@ -9,17 +9,17 @@ from mpi4py import MPI
 
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
-from pdgemm.schedules.exchanges.redistribution import Block
+from pdgemm.schedules.exchanges.block_messages import Block
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
-from pdgemm.transport.exchange_buffers import Transfer, part_of
+from pdgemm.transport.exchange_buffers import TileTransfer, part_of
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.panel_views import column_buffer
 
 RECEIVED, SENT = "received", "sent"  # names of the two buffers of each rank
 
 
-def send_by_nodes(transfer: Transfer) -> None:
+def send_by_nodes(transfer: TileTransfer) -> None:
     """Carry out the steps of `NodeMessages`; elements that stay on this rank are copied during the first message.
 
     In each step the ranks of a node write all elements for some nodes, wait for each other, send and receive, wait for
@@ -78,8 +78,8 @@ def _by_peer(blocks: Iterable[Block]) -> dict[int, list[Block]]:
     return by_peer
 
 
-def _places(transfer: Transfer, buffer: Array, start: int, blocks: list[Block]) -> Iterator[tuple[Block, Array]]:
-    """Yield blocks, and the arrays of their shapes that lie one after the other in a buffer."""
+def _places(transfer: TileTransfer, buffer: Array, start: int, blocks: list[Block]) -> Iterator[tuple[Block, Array]]:
+    """Yield blocks, and arrays of their shapes, one after the other in a buffer from element `start` on."""
     for block in blocks:
         rows, cols = block.shape
         yield block, column_buffer(rows, transfer.plan.order, cols, buffer[start : start + rows * cols])

@@ -19,12 +19,12 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, Device, of
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.elementwise import Combine
+from pdgemm.schedules.exchanges.block_messages import Block, Redistribution
 from pdgemm.schedules.exchanges.exchange import Exchange
-from pdgemm.schedules.exchanges.redistribution import Block, Redistribution
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.support.agreement import raised_on
 from pdgemm.support.waits import Wait
-from pdgemm.transport.exchange_buffers import ExchangeBuffers, Transfer, part_of
+from pdgemm.transport.exchange_buffers import ExchangeBuffers, TileTransfer, part_of
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.pipeline import flat
 from pdgemm.transport.node_exchange import send_by_nodes
@@ -52,10 +52,10 @@ def exchange(
     """
     combine = Combine(alpha, beta, buffers.scratch, plan.conjugates)
     carry_out = _pull if plan.shared else _send_by_nccl if plan.nccl else send_by_nodes if plan.nodes else _send
-    carry_out(Transfer(X, Y, plan, buffers, grid, recorder, combine, within))
+    carry_out(TileTransfer(X, Y, plan, buffers, grid, recorder, combine, within))
 
 
-def _pull(transfer: Transfer) -> None:
+def _pull(transfer: TileTransfer) -> None:
     """Copy each element of this rank's Y once, from the node-shared memory of the rank that owns it in X."""
     X, Y, plan, recorder, grid = transfer.X, transfer.Y, transfer.plan, transfer.recorder, transfer.grid
     assert isinstance(plan, Exchange)
@@ -71,7 +71,7 @@ def _pull(transfer: Transfer) -> None:
     peers.sync()
 
 
-def _send(transfer: Transfer) -> None:
+def _send(transfer: TileTransfer) -> None:
     """Send, receive and copy tiles, each small enough to stay in cache while it is packed, sent and unpacked.
 
     Contiguous tiles are sent from X and received into Y without packing.  Elements that stay on this rank are copied
@@ -91,7 +91,7 @@ def _send(transfer: Transfer) -> None:
 class _Messages:
     """The messages of one rank: each buffer has one message in flight; when it is complete, the next tile starts."""
 
-    def __init__(self, transfer: Transfer) -> None:
+    def __init__(self, transfer: TileTransfer) -> None:
         self._transfer = transfer
         plan, buffers, me = transfer.plan, transfer.buffers, transfer.grid.comm.rank
         self._incoming = (tile for block in plan.receives(me) for tile in _tiles(plan, block))
@@ -144,7 +144,7 @@ class _Messages:
         recorder.traffic.sent(place.size)
 
 
-def _send_by_nccl(transfer: Transfer) -> None:
+def _send_by_nccl(transfer: TileTransfer) -> None:
     """Carry out the exchange as `_send` does, by NCCL, with all messages in the order of the copy stream.
 
     All ranks go through the tiles by the distance from sender to receiver, so that both enqueue a tile in the same

@@ -14,7 +14,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import memory_seconds
-from pdgemm.schedules.exchanges.redistribution import EXCHANGE, Redistribution
+from pdgemm.schedules.exchanges.block_messages import EXCHANGE, Redistribution
 from pdgemm.schedules.rounds import MEMORY, Tally, WorkPiece, one_each
 from pdgemm.schedules.schedule import Schedule
 

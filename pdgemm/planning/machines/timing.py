@@ -8,7 +8,7 @@ from math import ceil, log2
 import numpy as np
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.schedules.exchanges.redistribution import EXCHANGE, AnyExchange, Redistribution
+from pdgemm.schedules.exchanges.block_messages import EXCHANGE, AnyExchange, Redistribution
 from pdgemm.schedules.mover_registry import MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule

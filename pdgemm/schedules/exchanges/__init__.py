@@ -3,6 +3,5 @@
 `exchange` redistributes from any layout to any layout and, with lists of indices, moves rows and columns in any order;
 `routed_rows` moves rows to the ranks that own their groups, and back.  `rectangle_exchange` redistributes between a
 layout and rectangles that the ranks hold, `inherited_exchange` from the local arrays of a grid that has lost some of
-its ranks.  All are a `redistribution`, with messages from rank to rank, or with one message between two nodes
-(`node_messages`).
+its ranks.  All derive from `block_messages`: ranks send to ranks, or two nodes exchange one message (`node_messages`).
 """

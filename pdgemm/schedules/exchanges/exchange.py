@@ -18,8 +18,8 @@ from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_cou
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
+from pdgemm.schedules.exchanges.block_messages import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution, worth_keeping
 from pdgemm.schedules.exchanges.node_messages import WordsOf
-from pdgemm.schedules.exchanges.redistribution import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution, worth_keeping
 from pdgemm.schedules.rounds import grid_of
 from pdgemm.support.remembered import remembered_if
 

@@ -10,8 +10,8 @@ import numpy as np
 from pdgemm.grids.index_map import IndexMap
 from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
+from pdgemm.schedules.exchanges.block_messages import Block, Redistribution
 from pdgemm.schedules.exchanges.exchange import Exchange, fitted_messages
-from pdgemm.schedules.exchanges.redistribution import Block, Redistribution
 from pdgemm.support.remembered import remembered
 
 

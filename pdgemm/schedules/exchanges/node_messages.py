@@ -91,7 +91,7 @@ class NodeMessages:
         return np.stack([self._by_node(self._to(ranks)) for ranks in self.ranks])
 
     def segments(self, rank: int, distances: range, outgoing: bool) -> Iterator[Segment]:
-        """Yield where the elements of a rank lie in the buffers of its node: those that it sends, or receives.
+        """Yield the places in the buffers of its node of the elements that a rank sends, or receives.
 
         A buffer has the elements of each rank of the sending node, for each rank of the other node.
         """

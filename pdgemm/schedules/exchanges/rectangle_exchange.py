@@ -13,8 +13,8 @@ from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.dtypes import arithmetic
+from pdgemm.schedules.exchanges.block_messages import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution
 from pdgemm.schedules.exchanges.node_messages import WordsOf
-from pdgemm.schedules.exchanges.redistribution import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Link
-from pdgemm.schedules.exchanges import redistribution as base
+from pdgemm.schedules.exchanges import block_messages
 from pdgemm.schedules.exchanges.exchange import Exchange, Selection, fitted_messages, plan_exchange
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
 
@@ -65,13 +65,13 @@ def check_counts(plan: Exchange, grid: Any, counted: Traffic) -> None:
 
 
 @every_grid
-@pytest.mark.parametrize("nbytes", [0, base.NODE_BYTES], ids=["several steps", "one step"])
+@pytest.mark.parametrize("nbytes", [0, block_messages.NODE_BYTES], ids=["several steps", "one step"])
 @pytest.mark.parametrize("per_node", [1, 2, 3])
 def test_drawn_layouts(comm: Any, per_node: int, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if per_node >= comm.size:
         pytest.skip("all ranks share memory")
     monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", str(per_node))
-    monkeypatch.setattr(base, "NODE_BYTES", nbytes)
+    monkeypatch.setattr(block_messages, "NODE_BYTES", nbytes)
     own, draw = comm.Dup(), random.Random(per_node + nbytes)
     with ExitStack() as stack:
         places = [(x, order) for x in grid_shapes(comm.size) for order in (1, -1)]
