@@ -14,7 +14,8 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import memory_seconds
-from pdgemm.schedules.rounds import MEMORY, Messages, Tally, WorkPiece, one_each
+from pdgemm.schedules.mover_registry import IBCAST
+from pdgemm.schedules.rounds import MEMORY, Messages, Round, Tally, WorkPiece, one_each
 from pdgemm.schedules.schedule import Schedule
 
 MOST_EVENTS = 20_000_000  # messages and products: their simulation takes some seconds
@@ -64,38 +65,25 @@ def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
 
 def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     """Return the simulation of a schedule on ranks 0, 1, ... of its layouts; nodes hold consecutive ranks."""
-    events = schedule.events * ranks
-    if events > MOST_EVENTS:
-        raise ArgumentError(
-            f"{events} messages and products of {ranks} ranks are too many to simulate, at most {MOST_EVENTS}; "
-            "the formulas take any number"
-        )
-    per_node = machine.ranks_per_node or ranks
-    node = np.arange(ranks) // per_node
+    check_events([schedule], ranks)
+    node = nodes_of(machine, ranks)
     clock = np.array([memory_seconds(schedule, machine, rank) for rank in range(ranks)])
     computed, before = np.zeros(ranks), np.zeros(ranks)
     tally = Tally((), ranks)
     entering = np.zeros(int(node[-1]) + 1)
     for at in schedule.rounds():
         tally.add(at)
-        ready, near, far = clock.copy(), np.zeros(ranks), np.zeros(ranks)
-        for x in at.transfers:
+        if not (at.hidden and schedule.lookahead):  # the messages follow the work, on their senders, too
+            clock, before = clock + before, np.zeros(ranks)
+        ready = clock.copy()
+        transfers = [passed_on(x) for x in at.transfers]
+        for x in transfers:
             if not x.read:
                 np.maximum.at(ready, x.target, clock[x.source])  # the sender must have reached the round
-            away = node[x.source] != node[x.target]
-            (inside, link), sizes = machine.links(x.kind), x.words[away] * x.itemsize
-            _arrive(near, x, ~away, inside.alpha, inside.beta)
-            into = np.bincount(node[x.target[away]], sizes, len(entering))
-            out = np.bincount(node[x.source[away]], sizes, len(entering))
-            entering += into
-            _arrive(far, x, away, link.alpha, 0)
-            waiting = np.zeros(ranks, bool)
-            waiting[x.target[away]] = True
-            far += waiting * np.maximum(into, out)[node] * link.beta
-        moving = near + far
-        hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
-        clock = ready + before + moving - hidden
-        before = sum((_seconds(x, machine, schedule, ranks) for x in at.work), np.zeros(ranks))
+        moving, into = moving_seconds(transfers, machine, node)
+        entering += into
+        clock = ready + before + moving - machine.overlap * np.minimum(before, moving)
+        before = working_seconds(at, machine, schedule, ranks)
         computed += before
         clock += machine.panel_overhead * (before > 0)
     clock += before
@@ -104,9 +92,54 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     return Simulation(float(clock.max()), computed, *by_message, entering)
 
 
-def _arrive(seconds: np.ndarray, x: Messages, which: np.ndarray, alpha: float, beta: float) -> None:
-    """Add the time of these messages, where the mask `which` is set, to the seconds of the ranks that receive them."""
-    np.add.at(seconds, x.target[which], alpha + x.words[which] * x.itemsize * beta)
+def check_events(schedules: list[Schedule], ranks: int) -> None:
+    """Raise ArgumentError if the schedules have too many messages and products to simulate."""
+    events = sum(x.events for x in schedules) * ranks
+    if events > MOST_EVENTS:
+        raise ArgumentError(
+            f"{events} messages and products of {ranks} ranks are too many to simulate, at most {MOST_EVENTS}; "
+            "the formulas take any number"
+        )
+
+
+def nodes_of(machine: Machine, ranks: int) -> np.ndarray:
+    """Return the node of each rank; nodes hold consecutive ranks."""
+    return np.arange(ranks) // (machine.ranks_per_node or ranks)
+
+
+def passed_on(x: Messages) -> Messages:
+    """Return messages as they cross the network: MPI libraries broadcast a large panel from each rank to the next.
+
+    Schedules count all messages of a broadcast by the MPI library as sent by the owner of the panel.
+    """
+    if x.kind != IBCAST.name or not x.source.size:
+        return x
+    again = np.r_[False, x.source[1:] == x.source[:-1]]
+    return x._replace(source=np.where(again, np.r_[-1, x.target[:-1]], x.source))
+
+
+def moving_seconds(moves: list[Messages], machine: Machine, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds in which each rank receives the messages of a round, and the bytes that enter each node.
+
+    A rank receives its messages from its own node one after the other.  Those from other nodes arrive when the network
+    has taken all bytes of the round into or out of the rank's node.   node : the node of each rank.
+    """
+    seconds, entering = np.zeros(len(node)), np.zeros(int(node[-1]) + 1)
+    for x in moves:
+        away = node[x.source] != node[x.target]
+        (inside, link), sizes = machine.links(x.kind), x.words * x.itemsize
+        np.add.at(seconds, x.target, np.where(away, link.alpha, inside.alpha + sizes * inside.beta))
+        into, out = (np.bincount(node[ranks[away]], sizes[away], len(entering)) for ranks in (x.target, x.source))
+        waiting = np.zeros(len(node), bool)
+        waiting[x.target[away]] = True
+        seconds += waiting * np.maximum(into, out)[node] * link.beta
+        entering += into
+    return seconds, entering
+
+
+def working_seconds(at: Round, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:
+    """Return the seconds in which each rank does the work of a round."""
+    return sum((_seconds(x, machine, schedule, ranks) for x in at.work), np.zeros(ranks))
 
 
 def _seconds(work: WorkPiece, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:
