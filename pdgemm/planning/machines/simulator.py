@@ -6,6 +6,7 @@ after its sender has reached the round, and the ranks of a node share the networ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -80,8 +81,9 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
         for x in transfers:
             if not x.read:
                 np.maximum.at(ready, x.target, clock[x.source])  # the sender must have reached the round
-        moving, into = moving_seconds(transfers, machine, node)
+        levels, into = moving_seconds(transfers, machine, node)
         entering += into
+        moving = levels.sum(axis=0)
         clock = ready + before + moving - machine.overlap * np.minimum(before, moving)
         before = working_seconds(at, machine, schedule, ranks)
         computed += before
@@ -92,7 +94,7 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     return Simulation(float(clock.max()), computed, *by_message, entering)
 
 
-def check_events(schedules: list[Schedule], ranks: int) -> None:
+def check_events(schedules: Sequence[Schedule], ranks: int) -> None:
     """Raise ArgumentError if the schedules have too many messages and products to simulate."""
     events = sum(x.events for x in schedules) * ranks
     if events > MOST_EVENTS:
@@ -121,20 +123,37 @@ def passed_on(x: Messages) -> Messages:
 def moving_seconds(moves: list[Messages], machine: Machine, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the seconds in which each rank receives the messages of a round, and the bytes that enter each node.
 
-    A rank receives its messages from its own node one after the other.  Those from other nodes arrive when the network
-    has taken all bytes of the round into or out of the rank's node.   node : the node of each rank.
+    The seconds have two rows: for messages from the rank's own node, which it receives one after the other, and for
+    messages from other nodes, which share the bandwidth into the rank's node.   node : the node of each rank.
     """
-    seconds, entering = np.zeros(len(node)), np.zeros(int(node[-1]) + 1)
+    seconds, entering = np.zeros((2, len(node))), np.zeros(int(node[-1]) + 1)
+    last, far = np.zeros(len(node)), [(np.zeros(0, int), np.zeros(0))]
     for x in moves:
         away = node[x.source] != node[x.target]
         (inside, link), sizes = machine.links(x.kind), x.words * x.itemsize
-        np.add.at(seconds, x.target, np.where(away, link.alpha, inside.alpha + sizes * inside.beta))
-        into, out = (np.bincount(node[ranks[away]], sizes[away], len(entering)) for ranks in (x.target, x.source))
-        waiting = np.zeros(len(node), bool)
-        waiting[x.target[away]] = True
-        seconds += waiting * np.maximum(into, out)[node] * link.beta
-        entering += into
+        taken = np.where(away, link.alpha, inside.alpha + sizes * inside.beta)
+        np.add.at(seconds, (away.astype(int), x.target), taken)
+        entering += np.bincount(node[x.target[away]], sizes[away], len(entering))
+        far.append((x.target[away], sizes[away] * link.beta))
+    target, alone = map(np.concatenate, zip(*far))
+    np.maximum.at(last, target, _on_shared_link(alone, node[target]))
+    seconds[1] += last
     return seconds, entering
+
+
+def _on_shared_link(alone: np.ndarray, link: np.ndarray) -> np.ndarray:
+    """Return the seconds of messages that begin together, where those of one link have equal parts of its bandwidth.
+
+    This is the sum of min(t, s) over the seconds s of all messages of the link, for a message of t seconds alone.
+    alone : the seconds of each message alone.   link : the number of its link.
+    """
+    order = np.lexsort((alone, link))
+    alone, link = alone[order], link[order]
+    until, at = np.concatenate([[0.0], np.cumsum(alone)]), np.arange(len(alone))
+    first, after = np.searchsorted(link, link), np.searchsorted(link, link, "right")
+    seconds = np.empty(len(alone))
+    seconds[order] = until[1:] - until[first] + (after - 1 - at) * alone
+    return seconds
 
 
 def working_seconds(at: Round, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from pdgemm.planning.collective_plan import collective_costs, costs_table, parts
 from pdgemm.planning.machines import simulator
 from pdgemm.planning.machines.machine import MACHINE, Machine, load_machine, on_nodes
 from pdgemm.planning.machines.plausible import doubts, impossible_figures
+from pdgemm.planning.machines.replay_files import REPLAY, write_replay
 from pdgemm.planning.planner import RULE, candidates_explained
 from pdgemm.planning.question import LAYOUTS, MOST_TRIED, Question, movers
 from pdgemm.planning.search.candidate_table import wrapped
@@ -95,9 +96,13 @@ def plan(
 @click.command(cls=OfOneRank, short_help="Simulate a product message by message.")
 @_question
 @options.picture("FILE.png or .svg: the words of the product from rank to rank, as a heat map.")
+@click.option(
+    "--export", "export", type=click.Path(path_type=Path),
+    help="Folder: a trace of each rank, and the machine, which SimGrid replays; redistribution included.",
+)  # fmt: skip
 @options.json_
 @options.debug
-def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any) -> int:
+def simulate(picture: Path | None, export: Path | None, force: bool, as_json: bool, **arguments: Any) -> int:
     """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
 
     The plan is that of `pdgemm()`; the time of redistribution is added by formula.
@@ -105,6 +110,8 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
     question, pictures = _question_of(**arguments), options.pictures_for(picture, force)
     plan = question.plan()
     candidate = plan.candidate()
+    if export:
+        write_replay(plan.schedules, question.machine, question.ranks, export, force)
     if pictures:
         title = f"Words from rank to rank without redistribution:\n{candidate.name} on {candidate.grid_text}"
         pictures.draw_words(simulator.words_between(plan.product, question.ranks), picture, title)
@@ -138,7 +145,11 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
         f"received per rank in the product: {words} in {messages}; by formula: {in_words(plan.product_words)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
-    return options.show(as_json, facts, wrapped(text), picture)
+    text = wrapped(text)
+    if export:
+        facts["export"] = str(export)
+        text += f"\nwrote {export}; in this folder SimGrid replays it by:\n{REPLAY}"
+    return options.show(as_json, facts, text, picture)
 
 
 def _remedies(question: Question) -> tuple[dict[str, Any], list[str]]:
