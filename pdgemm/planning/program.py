@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
+from pathlib import Path
 
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.replay_files import write_replay
 from pdgemm.planning.machines.simulator import Simulation, simulate
 from pdgemm.planning.machines.timing import exchange_seconds
 from pdgemm.planning.product_plan import ProductPlan
@@ -71,6 +73,13 @@ class Program:
         runs = (simulate(schedule, self.machine, self.size) for schedule in self.schedules)
         copying = sum(stage.copying_seconds for _, stage in self.stages if isinstance(stage, ProductPlan))
         return reduce(Simulation.then, runs, replace(Simulation.of_nothing(self.size), seconds=copying))
+
+    def export(self, folder: str | Path, overwrite: bool = False) -> None:
+        """Write the messages and the work of all ranks as a folder that SimGrid replays.  Local: call it on one rank.
+
+        folder, overwrite, cost, errors : as in `write_replay`.
+        """
+        write_replay(self.schedules, self.machine, self.size, folder, overwrite)
 
     def __str__(self) -> str:
         rows = []

@@ -6,6 +6,7 @@ after its sender has reached the round, and the ranks of a node share the networ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -15,7 +16,8 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import memory_seconds
 from pdgemm.schedules.exchanges.block_messages import EXCHANGE, Redistribution
-from pdgemm.schedules.rounds import MEMORY, Tally, WorkPiece, one_each
+from pdgemm.schedules.mover_registry import IBCAST
+from pdgemm.schedules.rounds import MEMORY, Messages, Round, Tally, WorkPiece, one_each
 from pdgemm.schedules.schedule import Schedule
 
 MOST_EVENTS = 20_000_000  # messages and products: their simulation takes some seconds
@@ -65,42 +67,25 @@ def words_between(schedule: Schedule, ranks: int) -> np.ndarray:
 
 def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     """Return the simulation of a schedule on ranks 0, 1, ... of its layouts; nodes hold consecutive ranks."""
-    events = schedule.events * ranks
-    if events > MOST_EVENTS:
-        raise ArgumentError(
-            f"{events} messages and products of {ranks} ranks are too many to simulate, at most {MOST_EVENTS}; "
-            "the formulas take any number"
-        )
-    per_node = machine.ranks_per_node or ranks
-    node = np.arange(ranks) // per_node
-    clock = np.array([memory_seconds(schedule, machine, rank) for rank in range(ranks)])
-    clock += machine.call_overhead * isinstance(schedule, Redistribution)
+    check_events([schedule], ranks)
+    node = nodes_of(machine, ranks)
+    clock = starting_seconds(schedule, machine, ranks)
     computed, before = np.zeros(ranks), np.zeros(ranks)
     tally = Tally((), ranks)
     entering = np.zeros(int(node[-1]) + 1)
     for at in schedule.rounds():
         tally.add(at)
-        ready, receiving, sending = clock.copy(), np.zeros(ranks), np.zeros(ranks)
-        for x in at.transfers:
+        if not (at.hidden and schedule.lookahead):  # the messages follow the work, on their senders, too
+            clock, before = clock + before, np.zeros(ranks)
+        ready = clock.copy()
+        transfers = [passed_on(x) for x in at.transfers]
+        for x in transfers:
             if not x.read:
                 np.maximum.at(ready, x.target, clock[x.source])  # the sender must have reached the round
-            away = node[x.source] != node[x.target]
-            (inside, link), sizes = machine.links(x.kind), x.words * x.itemsize
-            into = np.bincount(node[x.target[away]], sizes[away], len(entering))
-            out = np.bincount(node[x.source[away]], sizes[away], len(entering))
-            entering += into
-            on_network = np.maximum(into, out)[node] * link.beta
-            alone = np.where(away, link.alpha, inside.alpha + sizes * inside.beta)
-            receiving += _busy(x.target, alone, away, on_network)
-            if x.kind == EXCHANGE:  # its sender sends one message after the other, while it receives others
-                sending += _busy(x.source, alone, away, on_network)
-                words = np.bincount(x.target, x.words, ranks)
-                partners = np.bincount(np.unique(x.source * ranks + x.target) % ranks, minlength=ranks)
-                receiving += machine.crowded(words, partners, x.itemsize, ranks)
-        moving = np.maximum(receiving, sending)
-        hidden = machine.overlap * np.minimum(before, moving) if at.hidden and schedule.lookahead else 0.0
-        clock = ready + before + moving - hidden
-        before = sum((_seconds(x, machine, schedule, ranks) for x in at.work), np.zeros(ranks))
+        moving, into = transfer_seconds(transfers, machine, node)
+        entering += into
+        clock = ready + before + moving - machine.overlap * np.minimum(before, moving)
+        before = working_seconds(at, machine, schedule, ranks)
         computed += before
         clock += machine.panel_overhead * (before > 0)
     clock += before
@@ -109,14 +94,93 @@ def simulate(schedule: Schedule, machine: Machine, ranks: int) -> Simulation:
     return Simulation(float(clock.max()), computed, *by_message, entering)
 
 
-def _busy(ends: np.ndarray, seconds: np.ndarray, away: np.ndarray, on_network: np.ndarray) -> np.ndarray:
-    """Return the time in which each rank sends, or receives, messages one after the other.
+def check_events(schedules: Sequence[Schedule], ranks: int) -> None:
+    """Raise ArgumentError if the schedules have too many messages and products to simulate."""
+    events = sum(x.events for x in schedules) * ranks
+    if events > MOST_EVENTS:
+        raise ArgumentError(
+            f"{events} messages and products of {ranks} ranks are too many to simulate, at most {MOST_EVENTS}; "
+            "the formulas take any number"
+        )
 
-    ends : the rank that sends, or receives, each message; it needs `seconds` for it, if no other message is sent.
-    away : which messages leave a node; their ranks also wait `on_network` seconds for the network of the node.
+
+def nodes_of(machine: Machine, ranks: int) -> np.ndarray:
+    """Return the node of each rank; nodes hold consecutive ranks."""
+    return np.arange(ranks) // (machine.ranks_per_node or ranks)
+
+
+def starting_seconds(schedule: Schedule, machine: Machine, ranks: int) -> np.ndarray:
+    """Return the seconds before the first round on each rank: those of new memory, of copies, and of a call."""
+    seconds = np.array([memory_seconds(schedule, machine, rank) for rank in range(ranks)])
+    return seconds + machine.call_overhead * isinstance(schedule, Redistribution)
+
+
+def passed_on(x: Messages) -> Messages:
+    """Return messages as they cross the network: MPI libraries broadcast a large panel from each rank to the next.
+
+    Schedules count all messages of a broadcast by the MPI library as sent by the owner of the panel.
     """
-    waiting = np.bincount(ends[away], minlength=len(on_network)) > 0
-    return np.bincount(ends, seconds, len(on_network)) + waiting * on_network
+    if x.kind != IBCAST.name or not x.source.size:
+        return x
+    again = np.r_[False, x.source[1:] == x.source[:-1]]
+    return x._replace(source=np.where(again, np.r_[-1, x.target[:-1]], x.source))
+
+
+def transfer_seconds(moves: list[Messages], machine: Machine, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds in which each rank transfers the messages of a round, and the bytes that enter each node.
+
+    In an exchange a rank also sends one message after the other, while it receives others.
+    """
+    levels, entering = moving_seconds(moves, machine, node)
+    moving = levels.sum(axis=0)
+    for x in (x for x in moves if x.kind == EXCHANGE):
+        words = np.bincount(x.target, x.words, len(node))
+        partners = np.bincount(np.unique(x.source * len(node) + x.target) % len(node), minlength=len(node))
+        moving += machine.crowded(words, partners, x.itemsize, len(node))
+        sending, _ = moving_seconds([x._replace(source=x.target, target=x.source)], machine, node)
+        moving = np.maximum(moving, sending.sum(axis=0))
+    return moving, entering
+
+
+def moving_seconds(moves: list[Messages], machine: Machine, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds in which each rank receives the messages of a round, and the bytes that enter each node.
+
+    The seconds have two rows: for messages from the rank's own node, which it receives one after the other, and for
+    messages from other nodes, which share the bandwidth into the rank's node.   node : the node of each rank.
+    """
+    seconds, entering = np.zeros((2, len(node))), np.zeros(int(node[-1]) + 1)
+    last, far = np.zeros(len(node)), [(np.zeros(0, int), np.zeros(0))]
+    for x in moves:
+        away = node[x.source] != node[x.target]
+        (inside, link), sizes = machine.links(x.kind), x.words * x.itemsize
+        taken = np.where(away, link.alpha, inside.alpha + sizes * inside.beta)
+        np.add.at(seconds, (away.astype(int), x.target), taken)
+        entering += np.bincount(node[x.target[away]], sizes[away], len(entering))
+        far.append((x.target[away], sizes[away] * link.beta))
+    target, alone = map(np.concatenate, zip(*far))
+    np.maximum.at(last, target, _on_shared_link(alone, node[target]))
+    seconds[1] += last
+    return seconds, entering
+
+
+def _on_shared_link(alone: np.ndarray, link: np.ndarray) -> np.ndarray:
+    """Return the seconds of messages that begin together, where those of one link have equal parts of its bandwidth.
+
+    This is the sum of min(t, s) over the seconds s of all messages of the link, for a message of t seconds alone.
+    alone : the seconds of each message alone.   link : the number of its link.
+    """
+    order = np.lexsort((alone, link))
+    alone, link = alone[order], link[order]
+    until, at = np.concatenate([[0.0], np.cumsum(alone)]), np.arange(len(alone))
+    first, after = np.searchsorted(link, link), np.searchsorted(link, link, "right")
+    seconds = np.empty(len(alone))
+    seconds[order] = until[1:] - until[first] + (after - 1 - at) * alone
+    return seconds
+
+
+def working_seconds(at: Round, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:
+    """Return the seconds in which each rank does the work of a round."""
+    return sum((_seconds(x, machine, schedule, ranks) for x in at.work), np.zeros(ranks))
 
 
 def _seconds(work: WorkPiece, machine: Machine, schedule: Schedule, ranks: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from pdgemm.planning.machines import simulator
 from pdgemm.planning.machines.known_machines import machine_of
 from pdgemm.planning.machines.machine import MACHINE
 from pdgemm.planning.machines.plausible import doubts, impossible_figures
+from pdgemm.planning.machines.replay_files import REPLAY, write_replay
 from pdgemm.planning.plan_simulation import PlanSimulation, simulate_plan
 from pdgemm.planning.planner import RULE, candidates_explained
 from pdgemm.planning.published.published_products import error_bar
@@ -104,9 +105,13 @@ def plan(
 @click.command(cls=OfOneRank, short_help="Simulate a product message by message.")
 @_question
 @options.picture("FILE.png or .svg: the words of the product from rank to rank, as a heat map.")
+@click.option(
+    "--export", "export", type=click.Path(path_type=Path),
+    help="Folder: a trace of each rank, and the machine, which SimGrid replays; redistribution included.",
+)  # fmt: skip
 @options.json_
 @options.debug
-def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any) -> int:
+def simulate(picture: Path | None, export: Path | None, force: bool, as_json: bool, **arguments: Any) -> int:
     """Simulate the schedule message by message; ranks of a node share its network bandwidth.  Needs no MPI.
 
     The plan is that of `pdgemm()`.  Redistributions are simulated before and after the product; those with too many
@@ -115,6 +120,8 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
     question, pictures = _question_of(**arguments), options.pictures_for(picture, force)
     plan = question.plan()
     candidate = plan.candidate()
+    if export:
+        write_replay(plan.schedules, question.machine, question.ranks, export, force)
     if pictures:
         title = f"Words from rank to rank without redistribution:\n{candidate.name} on {candidate.grid_text}"
         pictures.draw_words(simulator.words_between(plan.product, question.ranks), picture, title)
@@ -152,7 +159,11 @@ def simulate(picture: Path | None, force: bool, as_json: bool, **arguments: Any)
         f"received per rank in the product: {words} in {messages}; by formula: {in_words(plan.product_words)}\n"
         f"received per node: {in_bytes(run.node_bytes.mean())} on average, {in_bytes(run.node_bytes.max())} at most"
     )
-    return options.show(as_json, facts, wrapped(text), picture)
+    text = wrapped(text)
+    if export:
+        facts["export"] = str(export)
+        text += f"\nwrote {export}; in this folder SimGrid replays it by:\n{REPLAY}"
+    return options.show(as_json, facts, text, picture)
 
 
 def _traffic(run: simulator.Simulation) -> dict[str, dict[str, float]]:
