@@ -24,7 +24,7 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.replay_files import REPLAY, actions, write_replay
 from pdgemm.planning.machines.simulator import passed_on, simulate
 from pdgemm.planning.program import Program
-from pdgemm.planning.question import Question, default_layout
+from pdgemm.planning.question import Question
 from pdgemm.schedules import rounds
 from pdgemm.schedules.exchanges.exchange import plan_exchange
 from pdgemm.schedules.panels.factor_schedules import CholeskySchedule, LUSchedule
@@ -138,7 +138,7 @@ def test_words_and_messages_of_factorisations(tmp_path: Path, kind: Any, mover: 
 
 
 def test_words_and_messages_of_an_exchange(tmp_path: Path) -> None:
-    schedule = plan_exchange(default_layout((40, 40), 6, DOUBLE), blocks(40, (3, 2), 3), 6)
+    schedule = plan_exchange(blocks(40, (2, 3), 20), blocks(40, (3, 2), 3), 6)
     replay = replayed(tmp_path, [schedule], Machine(ranks_per_node=2), 6)
     check_messages(replay, [schedule], 6)
     assert replay.sizes
