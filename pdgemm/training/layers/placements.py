@@ -152,7 +152,7 @@ class Columns(ModulePlacement):
         return {"weight": weight, "bias": Division("tp", 0, self.parts)}
 
     def forward(self, module: nn.Module, context: Context) -> Callable[..., Any] | None:
-        return lambda x: context.linear(context.entered(x), module)
+        return lambda x: context.linear(x, module, enters=True)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Vocabulary(ModulePlacement):
             return lambda ids: self._embedded(module, ids, context)
         assert isinstance(module, nn.Linear)
         tokens = module.out_features
-        return lambda x: Scores.of(context.linear(context.entered(x), module), tokens, context)
+        return lambda x: Scores.of(context.linear(x, module, enters=True), tokens, context)
 
     def _embedded(self, module: nn.Embedding, ids: torch.Tensor, context: Context) -> torch.Tensor:
         """Return the rows of the table for this rank's positions; each rank along tp looks up its own tokens."""
