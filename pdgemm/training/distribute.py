@@ -14,6 +14,7 @@ from pdgemm.local.arrays.arguments import as_count, as_name
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support.agreement import together
+from pdgemm.support.watchdog import ending_the_job
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.experts import Experts, MixtureOfExperts
@@ -119,11 +120,12 @@ def distribute(
                 module.forward = forward
         chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
         parameters = divide_parameters(model, placements, mesh, context, chain)
-    storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
-    names = [name for name, _ in model.named_parameters()]  # of all stages
-    updates = Updates(storages, parameters, names, whole, loss_scale)
-    pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, plan, context)
-    return Run(model, mesh, parameters, updates, pipeline, loss, weight, lazy)
+    with ending_the_job(mesh.comm):  # such as a MemoryError
+        storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
+        names = [name for name, _ in model.named_parameters()]  # of all stages
+        updates = Updates(storages, parameters, names, whole, loss_scale)
+        pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, plan, context)
+        return Run(model, mesh, parameters, updates, pipeline, loss, weight, lazy)
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import torch
-from mpi4py import MPI
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.support import watchdog
-from pdgemm.support.agreement import agree, raised_on, together
-from pdgemm.support.files import write_line
+from pdgemm.support.agreement import agree, together
+from pdgemm.support.watchdog import ending_the_job
 from pdgemm.training.parameters import Parameters, unit_of
 from pdgemm.training.stages import Pipeline
 from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.updates import Rule, Updates
 
-_HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -113,7 +108,7 @@ class Run(RunStates):
 
         An exception of one rank ends the job, after this rank has printed its traceback.
         """
-        with _ending_the_job(self.mesh.comm):
+        with ending_the_job(self.mesh.comm):
             before = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
             start, waited = perf_counter(), self.mesh.recorder.seconds.get("wait", 0.0)
             sums = self._reduced(batch)
@@ -155,7 +150,7 @@ class Run(RunStates):
 
         batch : as of `step`.   Modules such as dropout compute as in training unless `run.model.eval()` was called.
         """
-        with _ending_the_job(self.mesh.comm):
+        with ending_the_job(self.mesh.comm):
             passes = _Step(self, batch)
             self.pipeline.evaluate(passes)
             is_first = self.mesh.index("tp") == self.mesh.index("cp") == 0
@@ -210,7 +205,7 @@ class Run(RunStates):
         """
         total = dict[str, Traffic]()
         if batch:
-            with self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
+            with ending_the_job(self.mesh.comm), self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
                 self._reduced(batch)
             total |= counted
         total |= {"gradients": Traffic(), "parameters": Traffic()}
@@ -315,22 +310,6 @@ class _Step:
     def end_gradients(self, chunk: int) -> None:
         for storage in self._run.storages:
             storage.end_pass([name for name in storage.parameters if self._run.parameters[name].chunks[0] == chunk])
-
-
-@contextmanager
-def _ending_the_job(comm: MPI.Comm) -> Iterator[None]:
-    """Return a block in which an exception of one rank ends the job: other ranks would wait for its messages.
-
-    Where several ranks fail, higher ranks wait a little, so that only the lowest one prints.
-    """
-    try:
-        yield
-    except Exception as error:
-        if comm.size == 1 or raised_on(error):
-            raise
-        sleep(_HEAD_START * comm.rank.bit_length())
-        write_line(f"rank {comm.rank} of {comm.size}: {''.join(traceback.format_exception(error))}")
-        watchdog.end_job(1)
 
 
 def _loss_in(result: Any) -> torch.Tensor:

@@ -29,6 +29,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.agreement import together
+from pdgemm.support.watchdog import ending_the_job
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division
 from pdgemm.training.parameters import Parameters
@@ -165,22 +166,23 @@ class WholeTensors:
 
     def gathered(self, name: str, root: int) -> torch.Tensor:
         """Return a tensor on rank `root`, and one without elements on others.  Collective."""
-        lowest = {(x.place, x.start): rank for rank, x in reversed(self.owned[name].items()) if x.start < x.stop}
-        owners = {rank: self.owned[name][rank] for rank in lowest.values()}
-        ranks = (*range(root, self._line.size), *range(root))
-        counts = tuple(owners[x].stop - owners[x].start if x in owners else 0 for x in ranks)
-        parts, starts = self._parts(name, "cpu"), dict(zip(ranks, accumulate((0, *counts))))
-        flat = torch.empty(sum(counts), dtype=parts[min(parts)].dtype)
-        pieces = {rank: flat[starts[rank] :][: x.stop - x.start] for rank, x in owners.items()}
-        if self._line.rank in pieces:
-            pieces[self._line.rank].copy_(self._elements[name])
-        array = flat_array(flat)
-        self._line.carry_out(Collective("gather", "flat", ranks, counts, array.dtype), array, "states")
-        if self._line.rank != root:
-            return self.empty(name)
-        for rank, x in owners.items():
-            parts[x.place].view(-1)[x.start : x.stop] = pieces[rank]
-        return self.owned[name][min(self.owned[name])].division.joined([*parts.values()])
+        with ending_the_job(self._run.mesh.comm):
+            lowest = {(x.place, x.start): rank for rank, x in reversed(self.owned[name].items()) if x.start < x.stop}
+            owners = {rank: self.owned[name][rank] for rank in lowest.values()}
+            ranks = (*range(root, self._line.size), *range(root))
+            counts = tuple(owners[x].stop - owners[x].start if x in owners else 0 for x in ranks)
+            parts, starts = self._parts(name, "cpu"), dict(zip(ranks, accumulate((0, *counts))))
+            flat = torch.empty(sum(counts), dtype=parts[min(parts)].dtype)
+            pieces = {rank: flat[starts[rank] :][: x.stop - x.start] for rank, x in owners.items()}
+            if self._line.rank in pieces:
+                pieces[self._line.rank].copy_(self._elements[name])
+            array = flat_array(flat)
+            self._line.carry_out(Collective("gather", "flat", ranks, counts, array.dtype), array, "states")
+            if self._line.rank != root:
+                return self.empty(name)
+            for rank, x in owners.items():
+                parts[x.place].view(-1)[x.start : x.stop] = pieces[rank]
+            return self.owned[name][min(self.owned[name])].division.joined([*parts.values()])
 
     def set(self, name: str, whole: torch.Tensor) -> None:
         """Set this rank's elements of a tensor.  Local."""
@@ -318,20 +320,21 @@ class RunStates:
     @torch.no_grad()
     def _set(self, tensors: WholeTensors, there: Mapping[str, FileTensor], pairs: list[name_tables.Match]) -> None:
         """Set tensors to those of a file.  Collective."""
-        for storage in self.storages:
-            storage.complete()
-        for match in pairs:
-            stored = list[torch.Tensor]()
-            for name, x in match.stored(tensors.empty):
-                array = there[name].matrix.allgather()
-                array = array if array.dtype.kind in "fiub" else array.astype(np.float32)  # of bfloat16, for example
-                stored.append(torch.from_numpy(array).reshape(x.shape))
-            shapes = [(*tensors.empty(name).shape, 0) for name in match.parameters]
-            for name, x in zip(match.parameters, match.how.parameters(stored, [x[match.how.dim] for x in shapes])):
-                tensors.set(name, x)
-        self.updates.updated()
-        for storage in self.storages:
-            storage.complete()
+        with ending_the_job(self.mesh.comm):
+            for storage in self.storages:
+                storage.complete()
+            for match in pairs:
+                stored = list[torch.Tensor]()
+                for name, x in match.stored(tensors.empty):
+                    array = there[name].matrix.allgather()
+                    array = array if array.dtype.kind in "fiub" else array.astype(np.float32)  # such as bfloat16
+                    stored.append(torch.from_numpy(array).reshape(x.shape))
+                shapes = [(*tensors.empty(name).shape, 0) for name in match.parameters]
+                for name, x in zip(match.parameters, match.how.parameters(stored, [x[match.how.dim] for x in shapes])):
+                    tensors.set(name, x)
+            self.updates.updated()
+            for storage in self.storages:
+                storage.complete()
 
 
 def _all_of(x: torch.Tensor) -> Owned:

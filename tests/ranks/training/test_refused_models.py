@@ -11,9 +11,12 @@ from plain_models import GPT, LENGTH, VOCABULARY, Perceptron, gpt_table, tokens 
 from trained_models import refused  # noqa: E402
 
 from pdgemm.errors import ArgumentError, DeviceError, MeshError  # noqa: E402
+from pdgemm.support import watchdog  # noqa: E402
 from pdgemm.training import Columns, Gathered, Mesh, Rows, Sequence, distribute  # noqa: E402
 from pdgemm.training.layers.exchanges import flat_array  # noqa: E402
 from pdgemm.training.layers.scores import Scores  # noqa: E402
+from pdgemm.training.states.whole_states import WholeTensors  # noqa: E402
+from pdgemm.training.storage import Storage  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
@@ -226,3 +229,41 @@ def test_positions_that_a_rank_does_not_have(comm: Any) -> None:
     model = GPT()
     model.blocks[0].register_buffer("rows", torch.zeros(LENGTH))
     refused(comm, ArgumentError, "'blocks.0', a Block, has buffers and no placement", model, gpt_table(), **axes)
+
+
+class EndedError(Exception):
+    """The job would be ended."""
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_an_exception_of_one_rank_outside_of_steps_ends_the_job(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where storages are allocated, the words of a step are counted, or a state is gathered or set."""
+
+    def end(code: int) -> None:
+        raise EndedError(code)
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("planted")
+
+    def is_last_set(tensors: Any, name: str, whole: Any) -> None:
+        if name == "down.bias":  # other ranks wait for nothing behind it
+            fails()
+
+    monkeypatch.setattr(watchdog, "end_job", end)
+    mesh, function = Mesh(comm, dp=-1), torch.nn.functional.mse_loss
+    run = distribute(Perceptron(), mesh, loss=function)
+    state = run.state_dict()
+    for owner, name, failure, call in (
+        (run.model, "forward", fails, lambda: run.expected(torch.ones(2, LENGTH), torch.ones(2, 3))),
+        (Storage, "pieces", fails, lambda: distribute(Perceptron(), mesh, loss=function)),
+        (WholeTensors, "set", is_last_set, lambda: run.load_state_dict(state)),
+        (WholeTensors, "_parts", fails, lambda: WholeTensors(run, [], {}).gathered("down.bias", 0)),
+    ):
+        with monkeypatch.context() as planted:
+            if comm.rank == comm.size - 1:
+                planted.setattr(owner, name, failure)
+                with pytest.raises(EndedError, match="1"):
+                    call()
+            else:
+                call()
+    mesh.free()
