@@ -20,7 +20,7 @@ from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.experts import Experts, MixtureOfExperts
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
 from pdgemm.training.loss_scale import LossScale
-from pdgemm.training.parameters import divide_parameters, storages_of
+from pdgemm.training.parameters import divided_parameters, storages_of, take_parts
 from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.training_run import Loss, Run, Weight
 from pdgemm.training.updates import Updates
@@ -87,7 +87,8 @@ def distribute(
         update divides gradients by it.  None: no factor.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
-    Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
+    Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values, before the
+    module is changed: it can be distributed again.  Later, an exception such as a MemoryError ends the job.
     """
     with together(mesh.comm) as arguments:
         placements = _matched(model, dict(table or {}), mesh)
@@ -105,22 +106,24 @@ def distribute(
         sequence = any(isinstance(x, Sequence) for x in placements.values()) and mesh.shape.tp > 1
         _check_modules(model, mesh, plan.microbatches, placements, sequence)
         arguments += ["distribute", *(f"{name}: {x!r}" for name, x in sorted((table or {}).items())), plan, recompute]
-        arguments += [blocks, zero, bucket_bytes, hybrid, lazy, whole, loss_scale]
+        arguments += [blocks, zero, as_count(bucket_bytes, "bucket_bytes", 1), hybrid, lazy, whole, loss_scale]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
             elements = f"elements of checksum {checksum} (torch.manual_seed makes them equal on all ranks)"
             arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, elements]
-    model.is_distributed = True  # type: ignore[assignment]
     context, line = Context(mesh, sequence, recompute == "attention"), mesh.line("pp")
-    with together(mesh.comm):
+    with together(mesh.comm):  # a module is changed where no rank refuses it
+        chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
+        parameters = divided_parameters(model, placements, mesh, context, chain)
+    with ending_the_job(mesh.comm):  # of a MemoryError, for example
+        model.is_distributed = True  # type: ignore[assignment]
         for name, placement in placements.items():
             module = model.get_submodule(name)
-            placement.divisions(module, context)  # raises where a division is not possible
             if forward := placement.forward(module, context):
                 module.forward = forward
-        chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
-        parameters = divide_parameters(model, placements, mesh, context, chain)
-    with ending_the_job(mesh.comm):  # such as a MemoryError
+        if chain:
+            chain.replace_forwards(model)
+        take_parts(model, parameters, mesh)
         storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
         names = [name for name, _ in model.named_parameters()]  # of all stages
         updates = Updates(storages, parameters, names, whole, loss_scale)

@@ -51,7 +51,7 @@ class Chain:
     ) -> None:
         self.schedule, self.stage, self._context, self._recompute = schedule, stage, context, recompute
         self._prefix = f"{blocks}."
-        chain = [*model.get_submodule(blocks).children()]
+        self._modules = chain = [*model.get_submodule(blocks).children()]
         if len(chain) < schedule.blocks:
             raise ArgumentError(f"{blocks!r} has {len(chain)} blocks, and the pipeline has {schedule.blocks} parts")
         stages, chunks = schedule.stages, schedule.chunks
@@ -68,9 +68,12 @@ class Chain:
         outside = [(k, name) for k, name in enumerate(names) if name not in parents]
         self.before = [name for k, name in outside if k < at]
         self.after = [name for k, name in outside if k > at and not name.startswith(self._prefix)]
-        for number, module in enumerate(chain):
+
+    def replace_forwards(self, model: nn.Module) -> None:
+        """Replace the forward passes of the blocks, and of the modules before and after them that have parameters."""
+        for number, module in enumerate(self._modules):
             module.forward = self._block(number, module.forward)
-        for name in (*self.before, *self.after) if stages > 1 else ():
+        for name in (*self.before, *self.after) if self.schedule.stages > 1 else ():
             module = model.get_submodule(name)
             if [*module.parameters(recurse=False)]:
                 module.forward = self._end(name, module, module.forward)

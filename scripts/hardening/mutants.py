@@ -337,7 +337,7 @@ MUTANTS = [
            "self._weights[microbatch] / self._weight", "self._weights[microbatch] / sum(self._weights)", (TRAINED,)),
     Mutant("training: keys and values are in the order of the ranks along cp", "Cut.moved",
            "torch.empty_like(part).index_copy_(0, self.order, part)", "part.clone()", (TRAINED,)),
-    Mutant("training: the gradients of a tied table are not summed over both ends", "divide_parameters",
+    Mutant("training: the gradients of a tied table are not summed over both ends", "divided_parameters",
            "axes += [_ENDS] * (len(stages) > 1)", "axes += []", (TRAINED,)),
     Mutant("training: parameters that ranks along tp have in common count twice in the norm", "Run._reduced",
            "x.squares() / x.copies", "x.squares()", (f"4 {R}training/test_meshes.py",)),

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from plain_models import GPT, LENGTH, VOCABULARY, Perceptron, gpt_table, tokens  # noqa: E402
-from trained_models import refused  # noqa: E402
+from trained_models import check, float64, refused, trained  # noqa: E402
 
 from pdgemm.errors import ArgumentError, DeviceError, MeshError  # noqa: E402
 from pdgemm.support import watchdog  # noqa: E402
-from pdgemm.training import Columns, Gathered, Mesh, Rows, Sequence, distribute  # noqa: E402
+from pdgemm.training import Columns, Gathered, Mesh, Rows, Sequence, Vocabulary, distribute  # noqa: E402
 from pdgemm.training.layers.exchanges import flat_array  # noqa: E402
 from pdgemm.training.layers.scores import Scores  # noqa: E402
 from pdgemm.training.states.whole_states import WholeTensors  # noqa: E402
@@ -38,6 +38,24 @@ def test_tables_that_do_not_fit(comm: Any) -> None:
     model.count = 3
     divided = {"": Gathered("count"), "up": Columns(), "down": Rows()}
     refused(comm, MeshError, "tp 2 does not divide count = 3 of Perceptron", model, divided)
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_a_refused_module_is_unchanged_and_can_be_distributed(comm: Any) -> None:
+    """Also where the last module is refused, or a stage has too few blocks; then it has the numbers of one process."""
+    mesh, table = {"tp": 2, "pp": comm.size // 2}, gpt_table()
+    with float64():
+        for kind, match, wrong, options in (
+            (ArgumentError, "'embedding.weight' is divided differently by its modules", {"head": Rows()}, {}),
+            (RuntimeError, "invalid for input of size", {"*.up": Columns(parts=5)}, {}),
+            (MeshError, "tp 2 does not divide training = True of Block", {"blocks.?": Gathered("training")}, {}),
+            (ArgumentError, "has 4 blocks, and the pipeline has", {}, {"chunks": 8, "schedule": "interleaved"}),
+        ):
+            model, refusals = GPT(), {"mesh": dict(mesh), "blocks": "blocks", "microbatches": 2, **options}
+            refused(comm, kind, match, model, {**table, **wrong}, **refusals)
+            run, results = trained(comm, lambda: model, table, mesh, blocks="blocks", microbatches=2)  # noqa: B023
+            check(run, results, GPT, match)
+            run.mesh.free()
 
 
 def test_options_that_do_not_fit(comm: Any) -> None:
@@ -125,6 +143,8 @@ def test_modules_whose_results_depend_on_the_mesh(comm: Any) -> None:
             return 2 * super().forward(x)
 
     refused(comm, ArgumentError, "is not a plain nn.Linear", torch.nn.Sequential(Scaled(4, 4)), {"0": Columns()})
+    other = torch.nn.Sequential(type("Conv1D", (Scaled,), {})(4, 4))  # a row for each input, as in GPT-2
+    refused(comm, ArgumentError, "is not a plain nn.Linear", other, {"0": Vocabulary()})
     bounded = torch.nn.Sequential(torch.nn.Embedding(5, 4, max_norm=1.0))
     refused(comm, ArgumentError, "is not a plain nn.Embedding", bounded, {"0": gpt_table()["embedding"]})
 
