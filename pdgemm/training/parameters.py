@@ -72,8 +72,7 @@ def divided_parameters(
             raise ArgumentError(f"{name!r} is divided differently by its modules: {', '.join(map(repr, divisions))}")
         (division,) = divisions
         assert division is not None
-        line = mesh.line(division.axis or "tp")
-        division.part(parameter.data.to("meta"), line.size, line.rank)  # raises where `parts` are not equal
+        division.part(parameter.data.to("meta"), mesh.length(division.axis or "tp"), 0)  # raises where parts differ
         axes = ["edp" if division.axis == "ep" else "dp", "cp", *([division.sums] if division.sums else [])]
         if chain and chain.schedule.stages > 1:
             stages = sorted({chain.place(module)[0] for module, _ in everywhere})

@@ -103,7 +103,7 @@ class WholeTensors:
             span, dtype = slice(0, 0), WIDE.get(x.dtype, torch.float32)
             if name in pieces:
                 span, self._elements[name] = pieces[name].span, pieces[name].weights.detach().view(-1)
-            elif not x.requires_grad:
+            elif name in run.frozen:
                 span, dtype, self._elements[name] = slice(0, x.numel()), x.dtype, x.data.view(-1)
             self._own[name] = Owned(stored.division, dtype, place, x.shape, span.start, span.stop)
             if name in at_owners:
@@ -203,6 +203,7 @@ class RunStates:
     parameters: Parameters
     storages: list[Storage]
     updates: Updates
+    frozen: list[str]
     chain: Chain | None
     steps: int
 

@@ -227,6 +227,57 @@ def test_parameters_without_a_gradient(comm: Any, shared_tmp_path: Path) -> None
         mesh.free()
 
 
+@pytest.mark.on_ranks(2, 4)
+def test_parameters_that_are_frozen_later(comm: Any, shared_tmp_path: Path) -> None:
+    """They and their state rest until they are unfrozen, as in torch; a state is saved and loaded meanwhile."""
+    axes = [{"dp": -1}, {"tp": -1}, {"pp": 2, "dp": -1}, {"dp": -1}, {"tp": -1}]
+    for number, mesh in enumerate(Mesh(comm, **x) for x in axes):
+        options, model = {"blocks": "blocks", "microbatches": 4 // mesh.shape.dp}, Perceptrons()
+        run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=number % 4, **options)
+        theirs, _ = torch.optim.AdamW(model.parameters(), 0.1), run.optimizer(torch.optim.AdamW, lr=0.1)
+        for step in range(4):
+            for module in (model, run.model):
+                module.blocks[0].requires_grad_(step in (0, 3))
+            if step == 2:
+                run.save(path := shared_tmp_path / f"{number}.h5")
+                kept = run.bytes()
+                run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=number % 4 ^ 2, **options)
+                run.optimizer(torch.optim.AdamW, lr=0.1)
+                run.load(path)
+                run.model.blocks[0].requires_grad_(False)
+            model.zero_grad()
+            sum(model(*(y[k : k + 1] for y in pairs())) for k in range(4)).div(4).backward()
+            theirs.step()
+            run.step(*own_samples(mesh, pairs()))
+            for name in run.parameters:
+                x = model.get_parameter(name)
+                assert torch.allclose(run.whole(name), x, rtol=0, atol=1e-10), (name, step, mesh)
+        run = distribute(Perceptrons(), mesh, PERCEPTRONS, zero=number % 4, **options)
+        assert run.bytes() == kept
+        mesh.free()
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_parameters_that_were_frozen_may_not_be_unfrozen(comm: Any) -> None:
+    """A step raises the same error on all ranks, also where one rank or one stage unfreezes a parameter."""
+    for axes, ranks in (({"tp": -1}, range(comm.size)), ({"pp": 2, "dp": -1}, range(comm.size)), ({"dp": -1}, (1,))):
+        mesh, model = Mesh(comm, **axes), Perceptrons()
+        model.blocks[0].down.bias.requires_grad_(False)
+        run = distribute(model, mesh, PERCEPTRONS, blocks="blocks", microbatches=4 // mesh.shape.dp)
+        before = run.state_dict()
+        for _ in range(2):
+            model.blocks[0].down.bias.requires_grad_(comm.rank in ranks)
+            with pytest.raises(ArgumentError, match="^blocks.0.down.bias was frozen in distribute: unfreeze") as error:
+                run.step(*own_samples(mesh, pairs()))
+            assert len({*comm.allgather(str(error.value))}) == 1
+        model.blocks[0].down.bias.requires_grad_(False)
+        run.optimizer(torch.optim.SGD, lr=0.1)
+        run.step(*own_samples(mesh, pairs()))
+        same = {name: torch.equal(x, before[name]) for name, x in run.state_dict().items()}
+        assert not same or (same["blocks.0.down.bias"] and not same["blocks.0.down.weight"])
+        mesh.free()
+
+
 def test_late_parameters_are_there_when_they_are_compared_or_set(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
