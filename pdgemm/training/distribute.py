@@ -66,8 +66,8 @@ def distribute(
         `lazy`, parameters are complete only in calls of their own module, or of a module around it without lists.
     schedule, microbatches, chunks : of the pipeline: "gpipe", "1f1b", "interleaved" or "zero_bubble"; the number of
         parts of a batch; the number of parts of a stage, for "interleaved".
-    blocks : with pp > 1, the name of the list of blocks that the stages divide.  Modules that are registered before it
-        are on the first stage, and modules after it on the last stage.
+    blocks : with pp > 1, the name of the list or dictionary of blocks that the stages divide.  A pass uses them in
+        their order.  Modules registered before them are on the first stage, and modules after them on the last one.
     recompute : what the backward pass computes again: "none"; "attention", the results of
         `scaled_dot_product_attention`; "blocks", all results inside of `blocks`.
     loss   : a function of what the model returns and of the batch but for its first tensor, which returns the mean loss

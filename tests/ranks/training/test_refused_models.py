@@ -186,7 +186,7 @@ def test_a_token_without_gradient(comm: Any) -> None:
 
 
 class Skipped(torch.nn.Module):
-    """Blocks that get a second tensor, or whose input is used again behind them."""
+    """Blocks in another order, used twice, or with a second tensor, or whose input is used again behind them."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Skipped(torch.nn.Module):
 
     def forward(self, ids: Any, labels: Any) -> Any:
         first = x = self.embedding(ids)
-        for block in [*self.blocks] * (2 if self.way == "twice" else 1):
+        for block in [*self.blocks][:: -1 if self.way == "reversed" else 1] * (2 if self.way == "twice" else 1):
             x = block(x, first if self.way == "second" else None)
         x = self.head(x + first if self.way == "skip" else x)
         return torch.nn.functional.cross_entropy(x.view(-1, 9), labels.view(-1))
@@ -212,7 +212,7 @@ class Second(torch.nn.Linear):
         return super().forward(x) if second is None else super().forward(x + second)
 
 
-def test_models_that_stages_cannot_divide(comm: Any) -> None:
+def test_models_that_stages_cannot_divide(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a stage does not have is refused, or the loss is NaN."""
     ids = torch.tensor([[1, 2, 3]])
     pipeline = {"mesh": {"pp": 2}, "blocks": "blocks"}
@@ -220,6 +220,19 @@ def test_models_that_stages_cannot_divide(comm: Any) -> None:
     with Mesh(comm, pp=2) as mesh:
         run = distribute(Skipped("skip"), mesh, blocks="blocks")
         assert run.step(ids, ids) != run.step(ids, ids)  # NaN
+        monkeypatch.setattr(watchdog, "end_job", raise_)
+        for way in ("twice", "reversed"):
+            run = distribute(Skipped(way), mesh, blocks="blocks")
+            if comm.rank == 0:
+                run.expected(ids, ids)
+            else:
+                with pytest.raises(ArgumentError, match="uses block 0 twice in a pass, or after later blocks"):
+                    run.expected(ids, ids)
+
+
+def raise_(_: int) -> None:
+    """Raise the exception that would end the job."""
+    raise
 
 
 def test_a_module_is_distributed_once(comm: Any) -> None:
