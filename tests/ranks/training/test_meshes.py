@@ -162,6 +162,29 @@ def test_matrices_of_several_blocks(comm: Any, axes: dict[str, int]) -> None:
         run.mesh.free()
 
 
+class Values(torch.nn.ModuleDict):
+    """Blocks with names, in their order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+
+def named_gpt() -> Any:
+    """Return a GPT with its blocks in a dictionary."""
+    model = GPT()
+    model.blocks = Values({f"layer {name}": block for name, block in zip("bdca", model.blocks)})  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_blocks_in_a_dictionary(comm: Any) -> None:
+    for zero, how in ((1, {"schedule": "interleaved", "chunks": 2}), (3, {"recompute": "blocks"})):
+        mesh, options = {"pp": 2, "dp": -1}, {"zero": zero, "microbatches": 2, **how}
+        run, results = trained(comm, named_gpt, gpt_table(), mesh, blocks="blocks", **options)
+        check(run, results, named_gpt, how)
+        run.mesh.free()
+
+
 @every_grid
 def test_a_llama_on_every_mesh(comm: Any) -> None:
     """Its attention derives shapes from its inputs, which are gathered once for queries, keys and values."""
