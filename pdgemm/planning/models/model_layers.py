@@ -84,8 +84,10 @@ class LayerKinds:
         self.mask = how.dropout * self.rows * hidden
 
     def norm(self) -> Layer:
-        words, elements = self.h * (1 + self.biases), self.rows * self.h
-        return Layer({"rows": words}, passed=_NORM * elements, kept=(elements + self.rows) * self.e)
+        words, elements, kept = self.h * (1 + self.biases), self.rows * self.h, (self.h + 1) * self.rows
+        if self.how.autograd:  # the mean of a row beside its scale, or the scaled row before the gain
+            kept += self.rows if self.biases else elements
+        return Layer({"rows": words}, passed=_NORM * elements, kept=kept * self.e)
 
     def columns(self, features: int, own: Mapping[str, int] | None = None, number: int = 1, passes: int = 0) -> Layer:
         """Return linear layers of the same inputs, whose outputs are divided along tp."""
@@ -105,7 +107,8 @@ class LayerKinds:
 
     def activation(self, features: int, gates: int, topk: int = 1) -> Layer:
         elements = self.tokens * topk * features / self.t
-        return Layer(passed=_ACTIVATION * elements, kept=gates * elements * self.e)
+        arrays = 2 * gates - 1 if self.how.autograd else gates  # torch's product of two gates keeps both factors
+        return Layer(passed=_ACTIVATION * elements, kept=arrays * elements * self.e)
 
     def attention(self, heads: int, kv_heads: int, width: int) -> Layer:
         """Return the core of attention."""
@@ -114,6 +117,8 @@ class LayerKinds:
         regathers, weights = how.fused and not how.autograd, 0 if how.fused else rows * self.s
         again = how.recompute == "selective" and not regathers  # a fused kernel computes weights again anyway
         kept = rows * width + (keys / c if regathers or again else keys)
+        if how.autograd and how.fused and not again:  # a sum of each row; along cp a mask, and GPT's joined own keys
+            kept += rows * how.wide / self.e + (c > 1) * (self.s**2 + self.biases * keys) / c
         return Layer(
             products=((rows, self.s, width), (rows, width, self.s)),
             core=True,
@@ -132,8 +137,11 @@ class LayerKinds:
         back, passed = {"experts": number * (ffn + self.biases) * h}, _RESIDUAL * rows * h
         products, product = ((rows, number, h), *((taken, ffn / t, h),) * gates), (taken, h, ffn / t)
         kept = (rows + taken / t) * h * e, taken * (ffn + h) / t * e + self.mask
+        if self.how.autograd:  # probabilities; and gates, before and after they are divided by their sums
+            kept = kept[0] + rows * (number + (2 * topk + 1 if topk > 1 else 1)) * self.how.wide, kept[1]
+        loads = {"router": 2 * number * (self.how.dp * self.how.cp * t - 1)}  # and sums of probabilities, of all ranks
         return [
-            Layer(to, (), products, False, 0, travels, travels, NOTHING, kept[0]),
+            Layer(to, (), products, False, 0, travels | loads, travels, NOTHING, kept[0]),
             self.activation(ffn, gates, topk),
             Layer(back, (), (product,), False, passed, travels, travels, NOTHING, kept[1]),
         ]
@@ -145,4 +153,7 @@ class LayerKinds:
         """Return the cross-entropy: 3 words of a token are added along tp, and the loss along cp."""
         t, c, scores = self.t, self.how.cp, self.tokens * vocabulary / self.t
         words = {"tensor": 2 * (t - 1) / t * 3 * self.tokens, "context": 2 * (c - 1) / c}
-        return Layer(passed=_SCORES * scores, forward=words, kept=scores * (self.e + max(4, self.e)))
+        kept = self.e + self.how.wide
+        if self.how.autograd:  # probabilities, of divided scores in 32 bits at least
+            kept = self.how.wide if t * c > 1 else self.e
+        return Layer(passed=_SCORES * scores, forward=words, kept=scores * kept)

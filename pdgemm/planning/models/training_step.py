@@ -140,7 +140,11 @@ class TrainingStep:
         else:
             total["optimizer"] -= owned
         kept = self.in_flight(stage) * self.blocks_of(stage) / self.layout.chunks * self.layers.block.kept
-        scores = self.layers.last.layers[-1].kept if stage == self.layout.pp - 1 else 0
+        last, scores = self.layers.last, 0.0
+        if stage == self.layout.pp - 1:
+            passes = self.microbatches if self.layout.schedule == "gpipe" else 1  # whose losses wait for their gradients
+            scores = passes * last.layers[-1].kept
+            kept += passes * last.kept - scores
         return {**total, "activations": kept, "scores": scores}
 
     @cached_property
