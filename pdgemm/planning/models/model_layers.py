@@ -44,6 +44,7 @@ class Layers:
     """Layers one after the other, and their sums: `parameters`, `flops` forward, words by kind, and bytes kept.
 
     forward, backward : words, those backward with what is computed again.   words : of both, and those behind products.
+    delayed : elements of the inputs of linear layers and of gradients of their outputs, for gradients of weights.
     """
 
     def __init__(self, layers: Iterable[Layer]) -> None:
@@ -57,6 +58,8 @@ class Layers:
         )
         self.words = sums_by_name((self.forward, self.backward, *(x.behind for x in self.layers)))
         self.kept = sum(x.kept for x in self.layers)
+        linear = (x for x in self.layers if not x.core and "experts" not in x.parameters)
+        self.delayed = sum(m * (n + k) for x in linear for m, n, k in x.products)
 
 
 def sums_by_name(parts: Iterable[Mapping[str, float]]) -> dict[str, Any]:
@@ -73,7 +76,8 @@ class LayerKinds:
 
     Layers keep the arrays of Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys
     2023, table 2 and section 4: with dropout, 16 bits, and as many heads of keys as of queries s b h (34 + 5 a s/h)
-    bytes, all of it divided by tp with `sequence`; without, s b h (10 + (24 + 5 a s/h)/t).
+    bytes, all of it divided by tp with `sequence`; without, s b h (10 + (24 + 5 a s/h)/t).  With `autograd` they keep
+    the floating-point arrays that torch keeps on the host.
     """
 
     def __init__(self, how: TrainingLayout, hidden: int, sequence: int, biases: bool) -> None:

@@ -119,9 +119,8 @@ def _layers_in(shape: ModelShape, dp: int, pp: int, *deciding: Any) -> ModelLaye
     else:
         up = kinds.columns(shape.ffn, None, gates)
         block += [kinds.norm(), up, kinds.activation(shape.ffn, gates), kinds.summed(shape.ffn)]
-    if how.recompute == "full":  # the block keeps its input alone
-        whole = not how.autograd or shape.experts  # what comes back from experts is multiplied by their gates
-        block = [x._replace(kept=0, again=bool(whole) or x is not block[-1]) for x in block]
+    if how.recompute == "full":  # the block keeps its input alone; what experts send back is multiplied by gates
+        block = [x._replace(kept=0, again=not how.autograd or x is not block[-1] or shape.experts > 0) for x in block]
         block[0] = block[0]._replace(kept=how.rows(shape.sequence) * shape.hidden * how.itemsize)
     table = {"tied" if shape.tied else "divided": shape.vocabulary * shape.hidden}
     first = kinds.embedding({**table, "rows": 0 if shape.gated else shape.sequence * shape.hidden})

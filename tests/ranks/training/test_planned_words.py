@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from inspect import getclosurevars, unwrap
 from itertools import product
 from typing import Any
 
@@ -11,13 +14,27 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
-from plain_models import BLOCKS, GPT, HEADS, HIDDEN, LLAMA_TABLE, SAMPLES, Llama, LlamaBlock, gpt_table, own_samples, tokens  # noqa: E402
+from plain_models import (  # noqa: E402
+    BLOCKS,
+    GPT,
+    HEADS,
+    HIDDEN,
+    LLAMA_TABLE,
+    SAMPLES,
+    Llama,
+    LlamaBlock,
+    gpt_table,
+    own_samples,
+    tokens,
+)
+from tiers import everything  # noqa: E402
 
 from pdgemm.planning.models.model_layers import sums_by_name  # noqa: E402
 from pdgemm.planning.models.model_shape import ModelShape  # noqa: E402
 from pdgemm.planning.models.training_layout import TrainingLayout  # noqa: E402
 from pdgemm.planning.models.training_step import TrainingStep  # noqa: E402
 from pdgemm.training import Experts, Mesh, MixtureOfExperts, Sequence, distribute  # noqa: E402
+from pdgemm.training.layers.context import _DelayedLinear  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(2, 4)]
 VOCABULARY, LENGTH, FFN, EXPERTS, TOPK = 32, 16, 40, 4, 2  # which all meshes divide, as the other sizes
@@ -34,7 +51,7 @@ def layouts(ranks: int, experts: bool = False) -> list[TrainingLayout]:
             schedule = ("1f1b", "interleaved", "zero_bubble", "gpipe")[at % 4] if pp == 2 else "1f1b"
             listed.append(
                 TrainingLayout(
-                    dp, tp, pp, cp, min(dp, (1, 2, 4, 2)[zero]) if experts else 1, zero=zero,
+                    dp, tp, pp, cp, min(dp, (1, 2, 1, 4)[zero]) if experts else 1, zero=zero,
                     microbatch=SAMPLES // dp // (1, 2)[at % 3 > 0 or pp > 1], chunks=1 + (schedule == "interleaved"),
                     schedule=schedule, recompute=[*AGAIN][at % 3],  # type: ignore
                     sequence=at % 5 > 0, autograd=True, dtype=("float32", "float64")[number // 2 % 2],
@@ -44,37 +61,50 @@ def layouts(ranks: int, experts: bool = False) -> list[TrainingLayout]:
 
 
 class Kept:
-    """The bytes of the floating-point arrays that autograd keeps for a backward pass, of which none is a parameter.
+    """The bytes of the floating-point arrays that a step keeps for its backward passes, of which none is a parameter.
 
-    most : those at one time.   Arrays are counted once, however many functions keep them, and whole.
+    Those that autograd saves, and those of products that a schedule delays.  An array is counted whole, and once.
+    most : those at one time.
     """
 
     def __init__(self, model: Any) -> None:
         self._model, self._users, self._bytes, self.most = model, Counter[int](), 0, 0
 
-    def hooks(self) -> Any:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda x: getattr(x, "tensor", x))
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Return a block whose steps are counted."""
+        begun, saved = _DelayedLinear.backward, torch.autograd.graph.saved_tensors_hooks
+
+        def backward(ctx: Any, dy: Any) -> Any:
+            results, delayed = begun(ctx, dy), ctx.context.delayed
+            used = getclosurevars(unwrap(delayed[-1])).nonlocals
+            arrays = [KeptArray(self, used[name]) for name in ("x", "dy")]
+            delayed[-1] = partial(lambda product, _: product(), delayed[-1], arrays)
+            return results
+
+        with pytest.MonkeyPatch.context() as patch, saved(self._pack, lambda x: getattr(x, "tensor", x)):
+            patch.setattr(_DelayedLinear, "backward", staticmethod(backward))
+            yield
 
     def _pack(self, x: Any) -> Any:
         parameters = {y.untyped_storage().data_ptr() for y in self._model.parameters()}
         counted = x.is_floating_point() and x.dim() and x.untyped_storage().data_ptr() not in parameters
-        return _KeptArray(self, x) if counted else x
+        return KeptArray(self, x) if counted else x
 
-    def count(self, storage: Any, number: int) -> None:
-        at = storage.data_ptr()
-        before = self._users[at]
-        self._users[at] += number
-        self._bytes += storage.nbytes() * ((self._users[at] > 0) - (before > 0))
+    def count(self, x: Any, more: int) -> None:
+        storage = x.untyped_storage()
+        users = self._users[storage.data_ptr()] = self._users[storage.data_ptr()] + more
+        self._bytes += more * storage.nbytes() * (users == (more > 0))  # its first user comes, or its last one goes
         self.most = max(self.most, self._bytes)
 
 
-class _KeptArray:
-    def __init__(self, kept: Kept, tensor: Any) -> None:
-        self.tensor, self._kept = tensor, kept
-        kept.count(tensor.untyped_storage(), 1)
+class KeptArray:
+    def __init__(self, kept: Kept, x: Any) -> None:
+        self.tensor, self._kept = x, kept
+        kept.count(x, 1)
 
     def __del__(self) -> None:
-        self._kept.count(self.tensor.untyped_storage(), -1)
+        self._kept.count(self.tensor, -1)
 
 
 class ExpertBlock(LlamaBlock):
@@ -98,12 +128,15 @@ def llama_with_experts() -> Any:
 
 GPT_SIZES = (BLOCKS, HIDDEN, HEADS, VOCABULARY, LENGTH)
 LLAMA_SIZES: dict[str, Any] = {"kv_heads": HEADS // 2, "ffn": FFN, "tied": False, "gated": True}
-SHAPES = {
-    "tied GPT": (GPT, ModelShape(*GPT_SIZES)),
-    "untied GPT": (partial(GPT, tied=False), ModelShape(*GPT_SIZES, tied=False)),
-    "Llama": (Llama, ModelShape(*GPT_SIZES, **LLAMA_SIZES)),
-    "Llama with experts": (llama_with_experts, ModelShape(*GPT_SIZES, **LLAMA_SIZES, experts=EXPERTS, topk=TOPK)),
-}
+# models, and every how many layouts are tried without --all, from which one
+SHAPES: dict[str, tuple[Any, ModelShape, slice]] = {
+    "tied GPT": (GPT, ModelShape(*GPT_SIZES), slice(0, None)),
+    "untied GPT": (partial(GPT, tied=False), ModelShape(*GPT_SIZES, tied=False), slice(0, None, 5)),
+    "Llama": (Llama, ModelShape(*GPT_SIZES, **LLAMA_SIZES), slice(0, None, 2)),
+    "Llama with experts": (
+        llama_with_experts, ModelShape(*GPT_SIZES, **LLAMA_SIZES, experts=EXPERTS, topk=TOPK), slice(1, None, 2)
+    ),
+}  # fmt: skip
 
 
 def table(shape: ModelShape, sequence: bool) -> dict[str, Any]:
@@ -112,19 +145,20 @@ def table(shape: ModelShape, sequence: bool) -> dict[str, Any]:
         return gpt_table(sequence)
     layers = {k: x for k, x in LLAMA_TABLE.items() if k not in ("*norm*", "*.gate", "*.up", "*.down")}
     layers |= {"norm": Sequence(), "*.norm1": Sequence(), "*.norm2": Sequence(gathered=not shape.experts)}
-    return layers | ({"*.up": Experts()} if shape.experts else {x: LLAMA_TABLE[x] for x in ("*.gate", "*.up", "*.down")})
+    linear = {name: LLAMA_TABLE[name] for name in ("*.gate", "*.up", "*.down")}
+    return layers | ({"*.up": Experts()} if shape.experts else linear)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_words_and_bytes_of_a_step_are_those_of_its_plan(comm: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Bytes of ZeRO and of activations; those of experts in the mean of all ranks, as tokens are not dealt out evenly.
+    """Bytes of ZeRO, and of what backward passes need, but for integers and tables of rotary positions.
 
-    Not in plans: integers and masks of tokens, and tables of rotary positions.
+    Where products are delayed, within a tenth: layers share inputs, and a pass that begins has not freed its own.
     """
     monkeypatch.setattr("plain_models.VOCABULARY", VOCABULARY)
     monkeypatch.setattr("plain_models.LENGTH", LENGTH)
-    make, shape = SHAPES[name]
-    for layout in layouts(comm.size, shape.experts > 0):
+    make, shape, tried = SHAPES[name]
+    for layout in layouts(comm.size, shape.experts > 0)[slice(None) if everything() else tried]:
         plan = TrainingStep(shape, layout, SAMPLES)
         if plan.lies() or (shape.gated and layout.tp > 1 and not layout.sequence):
             continue
@@ -137,19 +171,19 @@ def test_words_and_bytes_of_a_step_are_those_of_its_plan(comm: Any, monkeypatch:
         )  # fmt: skip
         run.optimizer(torch.optim.AdamW)
         batch, kept = own_samples(mesh, tokens(0)), Kept(model)
-        with kept.hooks():
+        with kept.counting():
             run.step(*batch)
         counted = {kind: x.words_received for kind, x in mesh.traffic.items() if kind != "decisions"}
         if shape.experts:  # tokens are not dealt out evenly, but where nothing is moved
             kept = Kept(model)
-            with kept.hooks():
+            with kept.counting():
                 counted["experts"] = run.expected(*batch)["experts"].words_received
         assert {k: n for k, n in counted.items() if n} == plan.words_of(stage), (layout, name)
         planned = plan.bytes_of(stage)
         state = sums_by_name(x.layout.bytes(x.line.rank, 2) for x in run.storages)
         assert state.items() <= planned.items(), (layout, name)
         tables = 2 * LENGTH // layout.cp * HIDDEN // HEADS * 4 if shape.gated and layout.recompute != "full" else 0
-        expected = planned["activations"] + planned["scores"] + tables * plan.in_flight(stage)
-        most = kept.most
-        if comm.rank == 0 and most != expected or 1: print(comm.rank, name, layout, layout.dtype, layout.sequence, most, expected, most / expected, flush=True)
+        kept_bytes = planned["activations"] + planned["scores"] + plan.in_flight(stage) * tables
+        bound = 0.1 if layout.schedule == "zero_bubble" else 0
+        assert abs(kept.most - kept_bytes) <= bound * kept_bytes, (layout, name)
         mesh.free()
