@@ -253,8 +253,9 @@ class Pipeline:
                     passes.end_inputs(chunk)
             else:
                 with torch.autocast("cpu", enabled=False):
-                    for product in delayed.pop(key):
-                        product()
+                    waiting = delayed.pop(key)
+                    while waiting:  # each frees its arrays
+                        waiting.pop(0)()
             if kind == ("W" if self.schedule.split else "B"):
                 passes.end_gradients(chunk)
             if gives:
