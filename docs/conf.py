@@ -9,6 +9,7 @@ import re
 import sys
 from importlib.metadata import version as installed
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import docstrings
@@ -32,7 +33,6 @@ copybutton_prompt_is_regexp = True
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "none"
-autodoc_preserve_defaults = True
 autosummary_generate = False
 python_maximum_signature_line_length = 80
 
@@ -63,6 +63,12 @@ def only_patterns_that_match(app: object, docname: str, source: list[str]) -> No
         source[0] = "\n".join(line for line in lines if not pattern.fullmatch(line) or any(here.glob(f"{line}.md")))
 
 
+def names_of_defaults(app: object, what: str, name: str, obj: object, options: object, *shown: str | None) -> Any:
+    """Show a class or a function that is the default value of an argument by its name."""
+    arguments, returned = shown
+    return arguments and re.sub(r"<(?:class|built-in function) '?(?:\w+\.)*(\w+)'?>", r"\1", arguments), returned
+
+
 def front_page(app: object, error: Exception | None) -> None:
     """Write an index.html that redirects from the folder of the site to its first page."""
     if error is None and app.builder.format == "html":  # type: ignore[attr-defined]
@@ -73,6 +79,7 @@ def front_page(app: object, error: Exception | None) -> None:
 def setup(app: object) -> None:
     drawings.draw(Path(__file__).with_name("pictures"), keep=["block-cyclic"])  # which is committed, for README.md
     app.connect("autodoc-process-docstring", docstrings.hook)  # type: ignore[attr-defined]
+    app.connect("autodoc-process-signature", names_of_defaults)  # type: ignore[attr-defined]
     for event in ("sphinx-click-process-description", "sphinx-click-process-options"):
         app.connect(event, code_in_help)  # type: ignore[attr-defined]
     app.connect("sphinx-click-process-description", plain_signs_in_help)  # type: ignore[attr-defined]

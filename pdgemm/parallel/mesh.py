@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -25,6 +25,8 @@ from pdgemm.support.agreement import together
 from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.transport.collectives import CollectiveRun, Join, all_to_all, prepared_collective
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
+
+Work = Callable[[], object]
 
 
 class Mesh:
@@ -158,10 +160,18 @@ class Line:
             return CollectiveRun(self.comm, iter(()))
         return prepared_collective(collective, self.comm, x, tag, join=join)(self.mesh.traffic[kind])
 
-    def carry_out(self, collective: Collective, x: np.ndarray, kind: str, join: Join | None = None) -> None:
-        """Carry out a collective of a flat array, while all other transfers of the mesh go on."""
-        if self.size > 1 and collective.words:
-            self.mesh.transfers.wait([self.start(collective, x, kind, join=join)])
+    def carry_out(
+        self, collective: Collective, x: np.ndarray, kind: str, join: Join | None = None, meanwhile: Work | None = None
+    ) -> None:
+        """Carry out a collective of a flat array, while all other transfers of the mesh go on.
+
+        meanwhile : a computation during the collective, which polls `mesh.transfers` and does not touch x.
+        """
+        group = [self.start(collective, x, kind, join=join)] if self.size > 1 and collective.words else []
+        if meanwhile:
+            self.mesh.transfers.expect(group)
+            meanwhile()
+        self.mesh.transfers.wait(group)
 
     def gather(self, x: np.ndarray, counts: tuple[int, ...], kind: str) -> np.ndarray:
         """Return the rows of all ranks, in the order of the line.   counts : the number of rows of each rank."""
@@ -171,9 +181,9 @@ class Line:
         self.carry_out(self.of_rows("all_gather", counts, whole), whole.reshape(-1), kind)
         return whole
 
-    def reduce(self, x: np.ndarray, counts: tuple[int, ...], kind: str) -> np.ndarray:
-        """Return the sums over the line of this rank's rows of x; x is overwritten."""
-        self.carry_out(self.of_rows("reduce_scatter", counts, x), x.reshape(-1), kind)
+    def reduce(self, x: np.ndarray, counts: tuple[int, ...], kind: str, meanwhile: Work | None = None) -> np.ndarray:
+        """Return the sums over the line of this rank's rows of x; x is overwritten.   meanwhile : as of `carry_out`."""
+        self.carry_out(self.of_rows("reduce_scatter", counts, x), x.reshape(-1), kind, meanwhile=meanwhile)
         first = sum(counts[: self.rank])
         return x[first : first + counts[self.rank]]
 
@@ -200,15 +210,15 @@ class Line:
         """Start the sum of a flat array over the line, which overwrites x; arguments as of `start`."""
         return self.start(sum_of_array(x.size, self.size, x.dtype), x, kind, tag)
 
-    def sum(self, x: np.ndarray, kind: str, join: Join | None = None) -> np.ndarray:
+    def sum(self, x: np.ndarray, kind: str, join: Join | None = None, meanwhile: Work | None = None) -> np.ndarray:
         """Return the sum over the line of a contiguous array, the same bits on all ranks; x is overwritten.
 
-        Sums of integers are exact modulo 2^bits.
+        Sums of integers are exact modulo 2^bits.   meanwhile : as of `carry_out`.
         Cost: of n words on p ranks, 2 (p - 1)/p n are received; where a rank adds w of them, (p - 2) w + n exactly.
         """
         if not x.flags.c_contiguous:
             raise ArgumentError(f"a sum over ranks overwrites a contiguous array, got strides {x.strides}")
-        self.carry_out(sum_of_array(x.size, self.size, x.dtype), x.reshape(-1), kind, join)
+        self.carry_out(sum_of_array(x.size, self.size, x.dtype), x.reshape(-1), kind, join, meanwhile)
         return x
 
     def largest(self, x: np.ndarray, kind: str) -> np.ndarray:

@@ -26,14 +26,15 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
-from traceback import walk_stack
+from traceback import format_exception, walk_stack
 from typing import TYPE_CHECKING, Any
 
 from pdgemm.errors import ArgumentError, GridError
 from pdgemm.support import waits
+from pdgemm.support.agreement import raised_on
 from pdgemm.support.files import write_line
 from pdgemm.support.json_input import Seconds, variable
 from pdgemm.support.launcher import survives_ranks
@@ -50,6 +51,7 @@ _QUESTION, _ANSWER, _GOODBYE = 32001, 32002, 32003  # tags
 _STAGGER = 0.1  # seconds by which a rank asks later than the rank before it: a rank that was asked prints nothing
 _ANSWER_SECONDS = 5.0  # time in which the other ranks must answer
 _POLL = 0.01  # seconds
+_HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
 _MOST = 4  # groups of ranks that a line names
 
 
@@ -121,6 +123,22 @@ def end_job(code: int) -> None:
     if survives_ranks() and MPI.COMM_WORLD.Get_failed().size:
         os._exit(code)  # MPI_Abort may hang then, or end the job with 0; the other ranks notice this end
     MPI.COMM_WORLD.Abort(code)
+
+
+@contextmanager
+def ending_the_job(comm: MPI.Comm) -> Iterator[None]:
+    """Return a block in which an exception of one rank ends the job: other ranks would wait for its messages.
+
+    Where several ranks fail, higher ranks wait a little, so that only the lowest one prints.
+    """
+    try:
+        yield
+    except Exception as error:
+        if comm.size == 1 or raised_on(error):
+            raise
+        sleep(_HEAD_START * comm.rank.bit_length())
+        write_line(f"rank {comm.rank} of {comm.size}: {''.join(format_exception(error))}")
+        end_job(1)
 
 
 class Watchdog:

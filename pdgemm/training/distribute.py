@@ -14,12 +14,13 @@ from pdgemm.local.arrays.arguments import as_count, as_name
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support.agreement import together
+from pdgemm.support.watchdog import ending_the_job
 from pdgemm.training.layers.context import Context
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.experts import Experts, MixtureOfExperts
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
 from pdgemm.training.loss_scale import LossScale
-from pdgemm.training.parameters import divide_parameters, storages_of
+from pdgemm.training.parameters import divided_parameters, storages_of, take_parts
 from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.training_run import Loss, Run, Weight
 from pdgemm.training.updates import Updates
@@ -65,8 +66,8 @@ def distribute(
         `lazy`, parameters are complete only in calls of their own module, or of a module around it without lists.
     schedule, microbatches, chunks : of the pipeline: "gpipe", "1f1b", "interleaved" or "zero_bubble"; the number of
         parts of a batch; the number of parts of a stage, for "interleaved".
-    blocks : with pp > 1, the name of the list of blocks that the stages divide.  Modules that are registered before it
-        are on the first stage, and modules after it on the last stage.
+    blocks : with pp > 1, the name of the list or dictionary of blocks that the stages divide.  A pass uses them in
+        their order.  Modules registered before them are on the first stage, and modules after them on the last one.
     recompute : what the backward pass computes again: "none"; "attention", the results of
         `scaled_dot_product_attention`; "blocks", all results inside of `blocks`.
     loss   : a function of what the model returns and of the batch but for its first tensor, which returns the mean loss
@@ -86,7 +87,8 @@ def distribute(
         update divides gradients by it.  None: no factor.
 
     Cost of a step: `Run.expected`, and the exchanges of the placements.
-    Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values.
+    Raises ArgumentError, MeshError or DeviceError on all ranks, with the modules and the possible values, before the
+    module is changed: it can be distributed again.  Later, an exception such as a MemoryError ends the job.
     """
     with together(mesh.comm) as arguments:
         placements = _matched(model, dict(table or {}), mesh)
@@ -104,26 +106,29 @@ def distribute(
         sequence = any(isinstance(x, Sequence) for x in placements.values()) and mesh.shape.tp > 1
         _check_modules(model, mesh, plan.microbatches, placements, sequence)
         arguments += ["distribute", *(f"{name}: {x!r}" for name, x in sorted((table or {}).items())), plan, recompute]
-        arguments += [blocks, zero, bucket_bytes, hybrid, lazy, whole, loss_scale]
+        arguments += [blocks, zero, as_count(bucket_bytes, "bucket_bytes", 1), hybrid, lazy, whole, loss_scale]
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             checksum = crc32(flat_array(x.contiguous()).view(np.uint8).data)
             elements = f"elements of checksum {checksum} (torch.manual_seed makes them equal on all ranks)"
             arguments += [name, tuple(x.shape), x.dtype, x.requires_grad, elements]
-    model.is_distributed = True  # type: ignore[assignment]
     context, line = Context(mesh, sequence, recompute == "attention"), mesh.line("pp")
-    with together(mesh.comm):
+    with together(mesh.comm):  # a module is changed where no rank refuses it
+        chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
+        parameters = divided_parameters(model, placements, mesh, context, chain)
+    with ending_the_job(mesh.comm):  # of a MemoryError, for example
+        model.is_distributed = True  # type: ignore[assignment]
         for name, placement in placements.items():
             module = model.get_submodule(name)
-            placement.divisions(module, context)  # raises where a division is not possible
             if forward := placement.forward(module, context):
                 module.forward = forward
-        chain = Chain(model, blocks, plan, line.rank, context, recompute == "blocks") if blocks else None
-        parameters = divide_parameters(model, placements, mesh, context, chain)
-    storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
-    names = [name for name, _ in model.named_parameters()]  # of all stages
-    updates = Updates(storages, parameters, names, whole, loss_scale)
-    pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, plan, context)
-    return Run(model, mesh, parameters, updates, pipeline, loss, weight, lazy)
+        if chain:
+            chain.replace_forwards(model)
+        take_parts(model, parameters, mesh)
+        storages = storages_of(parameters, model, mesh, zero, bucket_bytes, hybrid, whole)
+        names = [name for name, _ in model.named_parameters()]  # of all stages
+        updates = Updates(storages, parameters, names, whole, loss_scale)
+        pipeline = Pipeline(mesh.line("pp", "pipeline"), chain, plan, context)
+        return Run(model, mesh, parameters, updates, pipeline, loss, weight, lazy)
 
 
 def _matched(model: nn.Module, table: Mapping[str, ModulePlacement], mesh: Mesh) -> dict[str, ModulePlacement]:

@@ -44,16 +44,18 @@ class DividedParameter(NamedTuple):
 Parameters = Mapping[str, DividedParameter]
 
 
-def divide_parameters(
+def divided_parameters(
     model: nn.Module, placements: Mapping[str, ModulePlacement], mesh: Mesh, context: Context, chain: Chain | None
 ) -> dict[str, DividedParameter]:
-    """Replace all parameters by this rank's parts, and return them by name; parameters of other stages become empty.
+    """Return how the parameters of this rank are divided, by name; they are not changed.
 
     A parameter that several modules use has the name by which torch lists it first.
     Raises ArgumentError where these modules divide it differently.
     """
     uses = dict[int, list[tuple[str, str]]]()  # by id(parameter): the modules, and the parameter's names in them
+    of_modules = dict[str, Mapping[str, Division]]()  # also of modules without parameters: they may refuse
     for module_name, module in model.named_modules():
+        of_modules[module_name] = placements.get(module_name, ModulePlacement()).divisions(module, context)
         for name, parameter in module.named_parameters(recurse=False):
             uses.setdefault(id(parameter), []).append((module_name, name))
     parameters = dict[str, DividedParameter]()
@@ -61,23 +63,16 @@ def divide_parameters(
         everywhere = uses[id(parameter)]
         own = [x for x in everywhere if not chain or chain.is_own(x[0])]
         if not own:
-            parameter.data = parameter.data.new_full((0,) * parameter.dim(), torch.nan)
-            parameter.requires_grad_(False)
             continue
         name = ".".join(everywhere[0]).lstrip(".")
-        divisions = {
-            placements.get(module, ModulePlacement()).divisions(model.get_submodule(module), context).get(at)
-            for module, at in own
-        }
+        divisions = {of_modules[module].get(at) for module, at in everywhere}
         if None in divisions:
             raise ArgumentError(f"the placement of the module with {name!r} does not divide this parameter")
         if len(divisions) > 1:
             raise ArgumentError(f"{name!r} is divided differently by its modules: {', '.join(map(repr, divisions))}")
         (division,) = divisions
         assert division is not None
-        line, shape = mesh.line(division.axis) if division.axis else context.tp, parameter.shape
-        part = division.part(parameter.data, line.size, line.rank)
-        parameter.data = part.clone(memory_format=torch.contiguous_format)
+        division.part(parameter.data.to("meta"), mesh.length(division.axis or "tp"), 0)  # raises where parts differ
         axes = ["edp" if division.axis == "ep" else "dp", "cp", *([division.sums] if division.sums else [])]
         if chain and chain.schedule.stages > 1:
             stages = sorted({chain.place(module)[0] for module, _ in everywhere})
@@ -88,11 +83,23 @@ def divide_parameters(
                     f"{name!r} is used by stages {', '.join(map(str, stages))}: only the ends may share"
                 )
             axes += [_ENDS] * (len(stages) > 1)
-        copies = 1 if division.axis or division.sums else context.tp.size
+        copies, shape = 1 if division.axis or division.sums else context.tp.size, parameter.shape
         chunks = sorted(chain.place(module)[1] for module, _ in own) if chain else [0]  # the first one comes last back
         modules = [x for x, _ in own]
         parameters[name] = DividedParameter(parameter, division, modules, chunks, "+".join(axes), copies, shape)
     return parameters
+
+
+def take_parts(model: nn.Module, parameters: Parameters, mesh: Mesh) -> None:
+    """Replace all parameters by this rank's parts; parameters of other stages become empty."""
+    divisions = {id(x.parameter): x.division for x in parameters.values()}
+    for x in model.parameters():
+        if division := divisions.get(id(x)):
+            line = mesh.line(division.axis or "tp")
+            x.data = division.part(x.data, line.size, line.rank).clone(memory_format=torch.contiguous_format)
+        else:
+            x.data = x.data.new_full((0,) * x.dim(), torch.nan)
+            x.requires_grad_(False)
 
 
 def storages_of(

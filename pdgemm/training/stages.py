@@ -40,7 +40,7 @@ class _StageEnd(Exception):
 class Chain:
     """The blocks of a model on a stage, and the modules before and after them.
 
-    blocks : the name of the list of blocks.   recompute : compute blocks again in the backward pass.
+    blocks : the name of the list or dictionary of blocks.   recompute : compute blocks again in the backward pass.
     own : the numbers of the blocks of each chunk of this stage.
     before, after : the names of the modules that are registered before and after the list.
     Raises ArgumentError where there are fewer blocks than chunks of all stages.
@@ -51,12 +51,13 @@ class Chain:
     ) -> None:
         self.schedule, self.stage, self._context, self._recompute = schedule, stage, context, recompute
         self._prefix = f"{blocks}."
-        chain = [*model.get_submodule(blocks).children()]
+        chain = dict(model.get_submodule(blocks).named_children())
         if len(chain) < schedule.blocks:
             raise ArgumentError(f"{blocks!r} has {len(chain)} blocks, and the pipeline has {schedule.blocks} parts")
         stages, chunks = schedule.stages, schedule.chunks
         layers = {at: layers_of(len(chain), stages, chunks, *at) for at in product(range(stages), range(chunks))}
-        self._places = {number: at for at, numbers in layers.items() for number in numbers}
+        self._modules, called = [*chain.values()], [*chain]
+        self._places = {called[number]: at for at, numbers in layers.items() for number in numbers}
         self.own = [layers[stage, chunk] for chunk in range(chunks)]
         self._chunk = 0
         self._receive: Receive
@@ -68,9 +69,12 @@ class Chain:
         outside = [(k, name) for k, name in enumerate(names) if name not in parents]
         self.before = [name for k, name in outside if k < at]
         self.after = [name for k, name in outside if k > at and not name.startswith(self._prefix)]
-        for number, module in enumerate(chain):
+
+    def replace_forwards(self, model: nn.Module) -> None:
+        """Replace the forward passes of the blocks, and of the modules before and after them that have parameters."""
+        for number, module in enumerate(self._modules):
             module.forward = self._block(number, module.forward)
-        for name in (*self.before, *self.after) if stages > 1 else ():
+        for name in (*self.before, *self.after) if self.schedule.stages > 1 else ():
             module = model.get_submodule(name)
             if [*module.parameters(recurse=False)]:
                 module.forward = self._end(name, module, module.forward)
@@ -78,7 +82,7 @@ class Chain:
     def place(self, module: str) -> tuple[int, int]:
         """Return the stage and the chunk with a module."""
         if module.startswith(self._prefix):
-            return self._places[int(module[len(self._prefix) :].partition(".")[0])]
+            return self._places[module[len(self._prefix) :].partition(".")[0]]
         return (self.schedule.stages - 1, self.schedule.chunks - 1) if module in self.after else (0, 0)
 
     def contains(self, module: str) -> bool:
@@ -118,8 +122,8 @@ class Chain:
 
         def block(x: torch.Tensor, *others: Any, **options: Any) -> Any:
             own, several = self.own[self._chunk], self.schedule.blocks > 1
-            if number in self._seen:
-                raise ArgumentError(f"the model uses block {number} twice in a pass")
+            if number in self._seen or (several and number < max(self._seen, default=0)):
+                raise ArgumentError(f"the model uses block {number} twice in a pass, or after later blocks")
             self._seen.add(number)
             tensors = [y for y in (*others, *options.values()) if isinstance(y, torch.Tensor)]
             if several and self._is_first and any(y.requires_grad for y in tensors):
@@ -249,8 +253,9 @@ class Pipeline:
                     passes.end_inputs(chunk)
             else:
                 with torch.autocast("cpu", enabled=False):
-                    for product in delayed.pop(key):
-                        product()
+                    waiting = delayed.pop(key)
+                    while waiting:  # each frees its arrays
+                        waiting.pop(0)()
             if kind == ("W" if self.schedule.split else "B"):
                 passes.end_gradients(chunk)
             if gives:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import torch
-from mpi4py import MPI
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.parallel.mesh import Mesh
-from pdgemm.support import watchdog
-from pdgemm.support.agreement import agree, raised_on, together
-from pdgemm.support.files import write_line
+from pdgemm.support.agreement import agree, together
+from pdgemm.support.watchdog import ending_the_job
 from pdgemm.training.parameters import Parameters, unit_of
 from pdgemm.training.stages import Pipeline
 from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.updates import Rule, Updates
 
-_HEAD_START = 0.3  # seconds that rank 1 waits before it ends the job; ranks 2 and 3 wait twice as long, ...
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -52,6 +47,7 @@ class Run(RunStates):
     """A model on a mesh, and its steps; `distribute` makes it.
 
     parameters : of this rank, by name.   storages : their elements and gradients, by line and type.
+    frozen     : the parameters that had no gradient when the model was distributed, and may not get one later.
     updates    : the rules, and the parts of parameters that this rank updates.   pipeline : the passes of a step.
     norm : of the gradients of the last step.   steps : their number, of this run and of the runs that it continues.
     report     : of the last step, after the first one.
@@ -74,6 +70,7 @@ class Run(RunStates):
         self.updates, self.pipeline, self.chain, self.schedule = updates, pipeline, pipeline.chain, pipeline.schedule
         self._context, self._loss, self._weight, self._lazy = pipeline.context, loss, weight, lazy
         self.norm, self.steps = 0.0, 0
+        self.frozen, self._unfrozen = [x for x in parameters if not parameters[x].parameter.requires_grad], list[str]()
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         self._context.add_gradient = self._add_gradient
         for x in self.storages:
@@ -113,7 +110,7 @@ class Run(RunStates):
 
         An exception of one rank ends the job, after this rank has printed its traceback.
         """
-        with _ending_the_job(self.mesh.comm):
+        with ending_the_job(self.mesh.comm):
             before = {kind: replace(x) for kind, x in self.mesh.traffic.items()}
             start, waited = perf_counter(), self.mesh.recorder.seconds.get("wait", 0.0)
             sums = self._reduced(batch)
@@ -144,7 +141,8 @@ class Run(RunStates):
         squares = sum(x.squares() / x.copies for x in self.storages)
         copied = sum(x.squares() for x in self.storages if x.copies > 1)
         of_copies = copied if mesh.index("tp") == 0 else 0.0
-        different = sum(x.difference(self._context.tp) for x in self.storages)
+        self._unfrozen = [name for name in self.frozen if self.parameters[name].parameter.requires_grad]
+        different = sum(x.difference(self._context.tp) for x in self.storages) + len(self._unfrozen)
         received = set[str]().union(*(x.received for x in self.storages))
         uses = [float(name in received) for name in self.updates.names]
         numbers = of_first, passes.total, of_copies, copied, self._context.has_attended, different, squares
@@ -155,7 +153,7 @@ class Run(RunStates):
 
         batch : as of `step`.   Modules such as dropout compute as in training unless `run.model.eval()` was called.
         """
-        with _ending_the_job(self.mesh.comm):
+        with ending_the_job(self.mesh.comm):
             passes = _Step(self, batch)
             self.pipeline.evaluate(passes)
             is_first = self.mesh.index("tp") == self.mesh.index("cp") == 0
@@ -170,7 +168,8 @@ class Run(RunStates):
         loss : of the first ranks along tp and cp.   of_all : the sum of the losses of all ranks along tp and cp.
         of_copies : the sum of squared gradients of parameters that all ranks along tp have, of the first ranks along
             tp.   copied : of all ranks.
-        attended : the number of ranks that used the keys of all ranks along cp.   different : of `Storage.difference`.
+        attended : the number of ranks that used the keys of all ranks along cp.
+        different : the sum of `Storage.difference`, and of the numbers of parameters that may not have a gradient.
         """
         shape, error = self.mesh.shape, ""
         if shape.cp > 1 and not attended:
@@ -187,14 +186,15 @@ class Run(RunStates):
             error = "gradients of parameters that are whole on all ranks along tp differ between these ranks"
         elif different and (names := [x.layout.names[0] for x in self.storages if x.differs(self._context.tp)]):
             error = f"copies of parameters differ between ranks, in the storage that begins with {', '.join(names)}"
+        elif self._unfrozen:
+            error = f"{', '.join(self._unfrozen)} was frozen in distribute: unfreeze before it, and freeze afterwards"
         if error or different:
             agree(self.mesh.comm, ArgumentError(error) if error else None)
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a copy of a whole parameter of this stage.  Collective over the ranks that have a part of it."""
         stored = self.parameters[name]
-        for storage in self.storages:
-            storage.gather([name])
+        self._gather([name])
         part = stored.parameter.detach().clone()
         for storage in self.storages:
             storage.free([name])
@@ -210,7 +210,7 @@ class Run(RunStates):
         """
         total = dict[str, Traffic]()
         if batch:
-            with self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
+            with ending_the_job(self.mesh.comm), self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
                 self._reduced(batch)
             total |= counted
         total |= {"gradients": Traffic(), "parameters": Traffic()}
@@ -232,7 +232,7 @@ class Run(RunStates):
             kinds.update(storage.layout.bytes(storage.line.rank, kept))
         for owners in self.updates.owners:
             kinds.update(owners.bytes(state_words))
-        kinds["parameters"] += sum(x.nbytes for x, *_ in self.parameters.values() if not x.requires_grad)
+        kinds["parameters"] += sum(self.parameters[name].parameter.nbytes for name in self.frozen)
         return dict(kinds)
 
     def _add_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -315,22 +315,6 @@ class _Step:
     def end_gradients(self, chunk: int) -> None:
         for storage in self._run.storages:
             storage.end_pass([name for name in storage.parameters if self._run.parameters[name].chunks[0] == chunk])
-
-
-@contextmanager
-def _ending_the_job(comm: MPI.Comm) -> Iterator[None]:
-    """Return a block in which an exception of one rank ends the job: other ranks would wait for its messages.
-
-    Where several ranks fail, higher ranks wait a little, so that only the lowest one prints.
-    """
-    try:
-        yield
-    except Exception as error:
-        if comm.size == 1 or raised_on(error):
-            raise
-        sleep(_HEAD_START * comm.rank.bit_length())
-        write_line(f"rank {comm.rank} of {comm.size}: {''.join(traceback.format_exception(error))}")
-        watchdog.end_job(1)
 
 
 def _loss_in(result: Any) -> torch.Tensor:

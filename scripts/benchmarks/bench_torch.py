@@ -4,6 +4,7 @@
 \b
     mpiexec -n 2 python scripts/benchmarks/bench_torch.py modules
     scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_torch.py step
+    scripts/hosts.sh 2 mpirun -n 2 --map-by ppr:1:node python scripts/benchmarks/bench_torch.py tensor
 
 "one process" takes the same step with as many threads as there are ranks, while the other ranks sleep.
 """
@@ -70,6 +71,34 @@ def step(comm: Any, hidden: int = 256, length: int = 128, samples: str = "8,16,3
         yield Case(f"{layers} layers of {hidden}, {number} samples of {length} tokens on each rank", works)
 
 
+def tensor(comm: Any, hidden: int = 256, length: int = 128, samples: str = "2,4,8", layers: int = 4) -> Iterator[Case]:
+    """A step with tp on all hosts, with products hidden behind sums along tp and after them, and the exchange alone."""
+    import torch
+
+    from pdgemm.parallel import Line
+    from pdgemm.training import Mesh, distribute
+
+    torch.set_num_threads(1)
+    carry_out = Line.carry_out
+
+    def after(line: Any, collective: Any, x: Any, kind: str, join: Any = None, meanwhile: Any = None) -> None:
+        carry_out(line, collective, x, kind, join)
+        if meanwhile:
+            meanwhile()
+
+    def step(run: Any, x: Any, method: Any) -> None:
+        Line.carry_out = method  # type: ignore[method-assign]
+        run.step(x, x)
+
+    for number in map(int, samples.split(",")):
+        x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, length)))
+        run = distribute(transformer(hidden, length, layers)(), Mesh(comm, tp=-1), example("train").table(HEADS))
+        run.optimizer(torch.optim.AdamW, lr=1e-3)
+        words = run.expected(x, x)["tensor"].words_received
+        works = {"hidden": partial(step, run, x, carry_out), "after": partial(step, run, x, after)}
+        yield Case(f"{number} samples of {length} tokens", {**works, "exchange": exchange(comm, words)})
+
+
 def exchange(comm: Any, words: int) -> Work:
     """Return a function that sends words of 4 bytes to the next rank, and receives as many, by plain messages."""
     sent, received = np.zeros(words, np.float32), np.zeros(words, np.float32)
@@ -125,4 +154,4 @@ def example(module: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(modules, step)
+    main(modules, step, tensor)

@@ -58,11 +58,10 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import reference
-from pdgemm.tools.verification.training_record import record
+from pdgemm.tools.verification.training_record import TorchCollectives, record
 
 other, folder = os.fork(), Path.cwd()  # after the imports, which take seconds
 rank = 0 if other else 1
@@ -88,7 +87,7 @@ def train(kind, fault=""):
         if fault == "tokens" and step == 2:
             weight = torch.tensor(0.5)
         optimizer.zero_grad()
-        with CommDebugMode() as counted:
+        with TorchCollectives() as counted:
             share = reference.loss(model, x, y) * weight
             factor = 1 if kind == "tp" else 4 if fault == "scale" else 0 if fault == "lost" and rank else 2
             (share * factor).backward()
@@ -101,16 +100,33 @@ def train(kind, fault=""):
         loss = share.detach().clone()
         if kind != "tp":
             distributed.all_reduce(loss)
-        counts = counted.get_comm_counts() if kind == "ddp" else None
-        record(folder / (fault or kind), step, loss, norm=norm, tensors=model, collectives=counts)
+        record(folder / (fault or kind), step, loss, norm=norm, tensors=model, collectives=counted.counts)
 
 for kind in ("ddp", "fsdp", "tp"):
     train(kind)
+with TorchCollectives() as counted:
+    distributed.broadcast(torch.ones(7), 0)
+    distributed.all_gather([torch.ones(3), torch.ones(3)], torch.ones(3))
+    distributed.all_to_all_single(torch.ones(4), torch.ones(4))
+    distributed.reduce_scatter_tensor(torch.ones(2), torch.ones(4))
+    distributed.gather(torch.ones(3), [torch.ones(3), torch.ones(3)] if rank == 0 else None)
+    distributed.barrier()
+record(folder / "all", 1, collectives=counted.counts)
 for fault in ("rate", "decay", "tokens", "scale", "lost", "copy", "rows"):
     train("ddp", fault)
 distributed.destroy_process_group()
 assert not other or os.waitpid(other, 0)[1] == 0
 """
+
+WORDS = {  # rows: kind, ranks, calls, words, and words that a rank of pdgemm's collectives receives
+    "ddp": [("all_reduce", "2", "1", "393", "393")],  # all gradients
+    "fsdp": [("all_gather", "2", "1", "402", "201"), ("reduce_scatter", "2", "1", "402", "201")],  # padded
+    "tp": [("all_reduce", "2", "2", "640", "640")],  # 8 features of 40 tokens, forwards and backwards
+    "all": [
+        ("broadcast", "2", "1", "7", "7"), ("all_gather", "2", "1", "6", "3"), ("all_to_all", "2", "1", "4", "2"),
+        ("reduce_scatter", "2", "1", "4", "2"),
+    ],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +163,24 @@ def test_right_runs(runs: Path, kind: str) -> None:
     assert sorted(counts) == [["gradients", "60"], ["loss", "6"], *norms, ["parameters", "80"]]
     assert "rounding hides mistakes in: shift, shift.grad" in lines
     assert lines[-1] == "ok: no difference in 3 steps is larger than rounding explains"
-    assert ("collectives of rank 1 in step 3: c10d.allreduce_ 1" in lines) == (kind == "ddp")
+    at = lines.index("collectives of rank 1 in step 3:")
+    assert [tuple(line.split()) for line in lines[at + 2 : -1]] == WORDS[kind]
+
+
+def test_words_of_collectives(runs: Path, tmp_path: Path) -> None:
+    """Each kind has the words of its vector, gathers to one rank are not counted, and parts of pdgemm are uneven."""
+    _, facts = verify(runs / "reference.py", runs / "all")
+    at = facts["notes"].index("collectives of rank 1 in step 1:")
+    assert [tuple(line.split()) for line in facts["notes"][at + 2 : -1]] == WORDS["all"]
+    counts = {(kind, 3, 10): 2 for kind, *_ in WORDS["all"]} | {("all_reduce", 3, 10): 200}
+    record(tmp_path, 1, 2.5, collectives=counts)
+    _, facts = verify(runs / "reference.py", tmp_path)
+    at = facts["notes"].index("collectives of rank 0 in step 1:")
+    received = {(kind := line.split())[0]: kind[2:] for line in facts["notes"][at + 2 : -1]}
+    assert received == {  # in parts of 4, 3 and 3 words
+        "broadcast": ["2", "20", "20"], "all_gather": ["2", "20", "14"], "all_to_all": ["2", "20", "16"],
+        "reduce_scatter": ["2", "20", "16"], "all_reduce": ["200", "2,000", "2,800"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -242,14 +275,19 @@ def test_noise_is_no_proof(runs: Path, tmp_path: Path, members: dict[str, Any]) 
         ('{"step": 1}\n{"step": 1}', "", "has step 1 twice: each run needs a new folder"),
         ('{"step": "one"}', "", "step"),
         ("{", "", "rank-0.jsonl"),
+        ('{"step": 1, "collectives": [["gather", 2, 3, 1]]}', "", "Invalid enum value 'gather'"),
+        ('{"step": 1, "collectives": [["all_reduce", 0, 3, 1]]}', "", "Expected `int` >= 1"),
+        ('{"step": 1, "loss": 1.0, "collectives": [["all_reduce", 2, -3, 1]]}', "", "2 ranks needs 2 counts >= 0"),
+        ('{"step": 1, "loss": 1.0}', None, "reference.py: No such file"),
         ("tensors", "", "step-1.safetensors: "),
         ('{"step": 99, "loss": 1.0}', "", "has 9 batches, and the run 99 steps: see --steps"),
         ('{"step": 1, "loss": 1.0}', "model = None", "has no function model"),
     ],
 )
-def test_wrong_input(tmp_path: Path, log: str | None, reference: str, message: str) -> None:
+def test_wrong_input(tmp_path: Path, log: str | None, reference: str | None, message: str) -> None:
     path, run = tmp_path / "reference.py", tmp_path / "run"
-    path.write_text(f"{REFERENCE}\n{reference}")
+    if reference is not None:
+        path.write_text(f"{REFERENCE}\n{reference}")
     run.mkdir()
     if log == "tensors":
         (run / "step-1.safetensors").write_text("no tensors")

@@ -85,8 +85,7 @@ class LlamaAttention(nn.Module):
         shape = (*x.shape[:-1], -1, HIDDEN // HEADS)  # derives the number of positions from its inputs
         q, k, v = (linear(x).view(shape).transpose(1, 2) for linear in (self.query, self.key, self.value))
         q, k = (y * rotation[0] + torch.cat([-y.chunk(2, -1)[1], y.chunk(2, -1)[0]], -1) * rotation[1] for y in (q, k))
-        k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(y.transpose(1, 2).reshape(*x.shape[:-1], -1))
 
 

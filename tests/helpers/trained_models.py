@@ -72,9 +72,16 @@ def check(run: Run, results: list[Any], make: Callable[[], Any], how: Any) -> No
 
 
 def refused(comm: Any, kind: type[Exception], match: str, model: Any, table: Any = None, **options: Any) -> None:
-    """Check that `distribute` raises the same error on all ranks."""
-    mesh = Mesh(comm, **options.pop("mesh", {"tp": comm.size}))
+    """Check that `distribute` raises the same error on all ranks, and does not change the model."""
+    mesh, before = Mesh(comm, **options.pop("mesh", {"tp": comm.size})), state(model)
     with pytest.raises(kind, match=match) as error:
         distribute(model, mesh, table, **options)
     assert len({*comm.allgather(str(error.value))}) == 1
+    assert state(model) == before
     mesh.free()
+
+
+def state(model: Any) -> list[Any]:
+    """Return the attributes of all modules, with replaced forward passes, and the memory of all parameters."""
+    attributes = [(name, key, id(x)) for name, module in model.named_modules() for key, x in vars(module).items()]
+    return attributes + [(name, x.data_ptr(), x.shape, x.requires_grad) for name, x in model.named_parameters()]

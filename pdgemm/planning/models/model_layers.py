@@ -44,6 +44,7 @@ class Layers:
     """Layers one after the other, and their sums: `parameters`, `flops` forward, words by kind, and bytes kept.
 
     forward, backward : words, those backward with what is computed again.   words : of both, and those behind products.
+    delayed : elements of the inputs of linear layers and of gradients of their outputs, for gradients of weights.
     """
 
     def __init__(self, layers: Iterable[Layer]) -> None:
@@ -57,6 +58,8 @@ class Layers:
         )
         self.words = sums_by_name((self.forward, self.backward, *(x.behind for x in self.layers)))
         self.kept = sum(x.kept for x in self.layers)
+        linear = (x for x in self.layers if not x.core and "experts" not in x.parameters)
+        self.delayed = sum(m * (n + k) for x in linear for m, n, k in x.products)
 
 
 def sums_by_name(parts: Iterable[Mapping[str, float]]) -> dict[str, Any]:
@@ -73,7 +76,8 @@ class LayerKinds:
 
     Layers keep the arrays of Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys
     2023, table 2 and section 4: with dropout, 16 bits, and as many heads of keys as of queries s b h (34 + 5 a s/h)
-    bytes, all of it divided by tp with `sequence`; without, s b h (10 + (24 + 5 a s/h)/t).
+    bytes, all of it divided by tp with `sequence`; without, s b h (10 + (24 + 5 a s/h)/t).  With `autograd` they keep
+    the floating-point arrays that torch keeps on the host.
     """
 
     def __init__(self, how: TrainingLayout, hidden: int, sequence: int, biases: bool) -> None:
@@ -84,8 +88,10 @@ class LayerKinds:
         self.mask = how.dropout * self.rows * hidden
 
     def norm(self) -> Layer:
-        words, elements = self.h * (1 + self.biases), self.rows * self.h
-        return Layer({"rows": words}, passed=_NORM * elements, kept=(elements + self.rows) * self.e)
+        words, elements, kept = self.h * (1 + self.biases), self.rows * self.h, (self.h + 1) * self.rows
+        if self.how.autograd:  # the mean of a row beside its scale, or the scaled row before the gain
+            kept += self.rows if self.biases else elements
+        return Layer({"rows": words}, passed=_NORM * elements, kept=kept * self.e)
 
     def columns(self, features: int, own: Mapping[str, int] | None = None, number: int = 1, passes: int = 0) -> Layer:
         """Return linear layers of the same inputs, whose outputs are divided along tp."""
@@ -105,7 +111,8 @@ class LayerKinds:
 
     def activation(self, features: int, gates: int, topk: int = 1) -> Layer:
         elements = self.tokens * topk * features / self.t
-        return Layer(passed=_ACTIVATION * elements, kept=gates * elements * self.e)
+        arrays = 2 * gates - 1 if self.how.autograd else gates  # torch's product of two gates keeps both factors
+        return Layer(passed=_ACTIVATION * elements, kept=arrays * elements * self.e)
 
     def attention(self, heads: int, kv_heads: int, width: int) -> Layer:
         """Return the core of attention."""
@@ -114,6 +121,8 @@ class LayerKinds:
         regathers, weights = how.fused and not how.autograd, 0 if how.fused else rows * self.s
         again = how.recompute == "selective" and not regathers  # a fused kernel computes weights again anyway
         kept = rows * width + (keys / c if regathers or again else keys)
+        if how.autograd and how.fused and not again:  # a sum of each row; along cp a mask, and GPT's joined own keys
+            kept += rows * how.wide / self.e + (c > 1) * (self.s**2 + self.biases * keys) / c
         return Layer(
             products=((rows, self.s, width), (rows, width, self.s)),
             core=True,
@@ -132,8 +141,11 @@ class LayerKinds:
         back, passed = {"experts": number * (ffn + self.biases) * h}, _RESIDUAL * rows * h
         products, product = ((rows, number, h), *((taken, ffn / t, h),) * gates), (taken, h, ffn / t)
         kept = (rows + taken / t) * h * e, taken * (ffn + h) / t * e + self.mask
+        if self.how.autograd:  # probabilities; and gates, before and after they are divided by their sums
+            kept = kept[0] + rows * (number + (2 * topk + 1 if topk > 1 else 1)) * self.how.wide, kept[1]
+        loads = {"router": 2 * number * (self.how.dp * self.how.cp * t - 1)}  # and sums of probabilities, of all ranks
         return [
-            Layer(to, (), products, False, 0, travels, travels, NOTHING, kept[0]),
+            Layer(to, (), products, False, 0, travels | loads, travels, NOTHING, kept[0]),
             self.activation(ffn, gates, topk),
             Layer(back, (), (product,), False, passed, travels, travels, NOTHING, kept[1]),
         ]
@@ -145,4 +157,7 @@ class LayerKinds:
         """Return the cross-entropy: 3 words of a token are added along tp, and the loss along cp."""
         t, c, scores = self.t, self.how.cp, self.tokens * vocabulary / self.t
         words = {"tensor": 2 * (t - 1) / t * 3 * self.tokens, "context": 2 * (c - 1) / c}
-        return Layer(passed=_SCORES * scores, forward=words, kept=scores * (self.e + max(4, self.e)))
+        kept = self.e + self.how.wide
+        if self.how.autograd:  # probabilities, of divided scores in 32 bits at least
+            kept = self.how.wide if t * c > 1 else self.e
+        return Layer(passed=_SCORES * scores, forward=words, kept=scores * kept)

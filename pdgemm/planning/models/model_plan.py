@@ -50,6 +50,7 @@ class ModelPlan(TrainingStep):
             "gradients": (layout.tp, layout.copies, reduced),
             "parameters": (layout.tp, layout.copies, ("ring",)),
             "experts": (data, layout.ep, ("exchange",)),
+            "router": (1, data * layout.dp, ("ring",)),
             "owners": (1, layout.tp, ("exchange",)),
             "pipeline": (data * layout.dp, layout.pp, ("shift",)),
         }
@@ -79,10 +80,11 @@ class ModelPlan(TrainingStep):
         """Return the seconds of the transfers of layers that nothing hides, by kind."""
         seconds = dict[str, float]()
         for kind, number in words.items():
-            # slices of a product are too small for a network, and tokens of experts are waited for
-            waited = kind == "experts" or (kind == "tensor" and self.link(kind) == NETWORK)
+            # slices of a product are too small for a network; tokens of experts, and their numbers, are waited for
+            waited = kind in ("experts", "router") or (kind == "tensor" and self.link(kind) == NETWORK)
             exposed = 1 if waited else 1 - self.machine.overlap
-            seconds[kind] = exposed * self.transfer(kind, number * self.layout.itemsize)
+            itemsize = 8 if kind == "router" else self.layout.itemsize
+            seconds[kind] = exposed * self.transfer(kind, number * itemsize)
         return seconds
 
     @cached_property
@@ -101,7 +103,7 @@ class ModelPlan(TrainingStep):
         layout, m, size, wide = self.layout, self.microbatches, self.layout.itemsize, self.layout.wide
         blocks = layout.chunks * ceil(self.shape.layers / (layout.pp * layout.chunks))
         forward, backward = self.of_block.values()
-        parts = {part: m * blocks * (time + backward[part]) for part, time in forward.items()}
+        parts = {part: m * blocks * (time + backward.get(part, 0)) for part, time in forward.items()}
         state = self.state_of(0)
         moved = size + 2 * wide if layout.apart else 0  # a gradient, and the sum that it is added to
         parts["sums"] = (m - 1) * sum(x.words for x in state) * moved / self._memory

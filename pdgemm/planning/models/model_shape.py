@@ -78,7 +78,8 @@ class ModelShape:
 
     def layers_in(self, layout: TrainingLayout) -> ModelLayers:
         """Return the layers of a rank."""
-        return _layers_in(self, min(2, layout.pp), *(getattr(layout, name) for name in _DECIDING))
+        replicas = layout.dp if self.experts else layout.ep  # whose routers exchange loads
+        return _layers_in(self, replicas, min(2, layout.pp), *(getattr(layout, name) for name in _DECIDING))
 
     @cached_property
     def parameters(self) -> int:
@@ -106,9 +107,9 @@ class ModelShape:
 
 
 @lru_cache(maxsize=1024)  # layouts differ in more than what decides
-def _layers_in(shape: ModelShape, pp: int, *deciding: Any) -> ModelLayers:
+def _layers_in(shape: ModelShape, dp: int, pp: int, *deciding: Any) -> ModelLayers:
     """Return the layers of a rank of a model that has one stage, or several."""
-    how = TrainingLayout(dp=deciding[0], pp=pp, **dict(zip(_DECIDING, deciding)))
+    how = TrainingLayout(dp=dp, pp=pp, **dict(zip(_DECIDING, deciding)))
     kinds, gates = LayerKinds(how, shape.hidden, shape.sequence, not shape.gated), 1 + shape.gated
     core = kinds.attention(shape.heads, shape.kv_heads, shape.width)
     heads = kinds.columns((shape.heads + 2 * shape.kv_heads) * shape.width, passes=HEADS)
@@ -118,8 +119,8 @@ def _layers_in(shape: ModelShape, pp: int, *deciding: Any) -> ModelLayers:
     else:
         up = kinds.columns(shape.ffn, None, gates)
         block += [kinds.norm(), up, kinds.activation(shape.ffn, gates), kinds.summed(shape.ffn)]
-    if how.recompute == "full":  # the block keeps its input alone
-        block = [x._replace(kept=0, again=not how.autograd or x is not block[-1]) for x in block]
+    if how.recompute == "full":  # the block keeps its input alone; what experts send back is multiplied by gates
+        block = [x._replace(kept=0, again=not how.autograd or x is not block[-1] or shape.experts > 0) for x in block]
         block[0] = block[0]._replace(kept=how.rows(shape.sequence) * shape.hidden * how.itemsize)
     table = {"tied" if shape.tied else "divided": shape.vocabulary * shape.hidden}
     first = kinds.embedding({**table, "rows": 0 if shape.gated else shape.sequence * shape.hidden})

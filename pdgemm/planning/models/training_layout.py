@@ -33,8 +33,8 @@ class TrainingLayout:
     sequence : norms and residuals are divided along tp, too.
     fused : attention is one kernel, which skips later positions and stores no weights.
     autograd : as the autograd of torch in `pdgemm.training`, a step keeps the inputs of linear layers, keys and values
-        as they were gathered, which the backward pass of Megatron-LM gathers once more, and the last layer of a block
-        is not computed again.
+        as they were gathered, which the backward pass of Megatron-LM gathers once more, and all else that functions of
+        torch keep on the host; the last layer of a block is not computed again.
     dropout : masks of one byte are kept.
     apart : the gradient of a microbatch is written, and then added to those before; otherwise products add to them.
     dtype : of parameters and activations.   Gradients and what the optimizer keeps have 32 bits at least.

@@ -139,8 +139,16 @@ class TrainingStep:
             total["gradients"] += owned
         else:
             total["optimizer"] -= owned
-        kept = self.in_flight(stage) * self.blocks_of(stage) / self.layout.chunks * self.layers.block.kept
-        scores = self.layers.last.layers[-1].kept if stage == self.layout.pp - 1 else 0
+        passes, (_, block, last), m = self.in_flight(stage), self.layers, self.microbatches
+        # microbatches that wait for gradients of weights alone; one more at the end of a backward pass
+        waiting, e = (min(stage, m - 1), self.layout.itemsize) if self.layout.schedule == "zero_bubble" else (0, 0)
+        kept = (passes - waiting - 1) * block.kept + waiting * block.delayed * e + max(block.kept, block.delayed * e)
+        kept, scores = self.blocks_of(stage) / self.layout.chunks * kept, 0.0
+        if stage == self.layout.pp - 1:
+            losses = m if self.layout.schedule == "gpipe" else 1
+            scores = losses * last.layers[-1].kept
+            ends = losses * last.kept - scores if self.layout.autograd else 0  # published sizes are without them
+            kept += ends + waiting * last.delayed * e
         return {**total, "activations": kept, "scores": scores}
 
     @cached_property

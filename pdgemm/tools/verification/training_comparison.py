@@ -8,18 +8,16 @@ import runpy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
-from itertools import islice
-from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from pdgemm.errors import ArgumentError, FileError
-from pdgemm.support.files import naming
+from pdgemm.support.files import naming, read_file
+from pdgemm.tools.verification.training_record import Kind
 
 TOLERANCE = 10  # times the largest difference that the reference has with other rounding
 VARIANTS = 3  # trainings of the reference that round differently
@@ -45,12 +43,10 @@ class Reference:
     """
 
     def __init__(self, path: Path, steps: int, eps: float) -> None:
-        if not path.is_file():
-            raise FileError(f"{path}: there is no such file")
-        self._members = runpy.run_path(str(path))
+        self._members = runpy.run_path(str(path)) if read_file(path) else {}
         if missing := [x for x in ("model", "batches", "loss", "optimizer") if not callable(self._members.get(x))]:
             raise ArgumentError(f"{path} has no function {missing[0]}")
-        self._batches = [*islice(self._members["batches"](), steps)]
+        self._batches = [batch for _, batch in zip(range(steps), self._members["batches"]())]
         if len(self._batches) < steps:
             raise ArgumentError(f"{path} has {len(self._batches)} batches, and the run {steps} steps: see --steps")
         dtypes = {x.dtype for x in self._members["model"]().parameters()} | {self._members.get("precision")}
@@ -61,10 +57,9 @@ class Reference:
     def states(self) -> Iterator[tuple[Values, dict[str, float]]]:
         """Yield the numbers of steps 0, 1, ..., and how far rounding has moved each one so far."""
         rounding = defaultdict[str, float](lambda: 1e-300)
-        for exact, *others in zip(*(self._training(variant) for variant in range(VARIANTS + 1))):
+        for exact, *runs in zip(*(self._training(variant) for variant in range(VARIANTS + 1))):
             for name, x in exact.items():
-                moved = (largest(other[name] - x) for other in others)
-                rounding[name] = max(rounding[name], 2 * self._eps * largest(x), *moved)
+                rounding[name] = max(rounding[name], 2 * self._eps * largest(x), *(largest(y[name] - x) for y in runs))
             yield exact, rounding
 
     def _training(self, variant: int) -> Iterator[Values]:
@@ -75,41 +70,26 @@ class Reference:
         """
         torch.manual_seed(0)
         model = self._members["model"]()
-        optimizer = self._members["optimizer"](model)
+        optimizer, named = self._members["optimizer"](model), dict(model.named_parameters())
         torch.manual_seed(variant)
-        yield (kept := _copies(model))
+        yield (kept := {name: copied(x) for name, x in named.items()})
         for batch in self._batches:
-            self._round(model.parameters(), variant)
-            loss = self._passes(model, batch)["loss"]
+            self._round(named.values(), variant)
+            model.zero_grad()
+            loss = self._members["loss"](model, *batch)
+            loss.backward()
             model.load_state_dict(kept, strict=False)
-            self._round((x.grad for x in model.parameters() if x.grad is not None), variant)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._members.get("clip", inf))
+            self._round((x.grad for x in named.values() if x.grad is not None), variant)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._members.get("clip", torch.inf))
             for update in optimizer if isinstance(optimizer, tuple) else (optimizer,):
                 update.step()
-            kept = _copies(model)
-            yield {"loss": loss, **_gradients(model), "norm": copied(norm), **kept}
+            kept = {name: copied(x) for name, x in named.items()}
+            gradients = {f"{name}.grad": copied(x.grad) for name, x in reversed(named.items()) if x.grad is not None}
+            yield {"loss": copied(loss), **gradients, "norm": copied(norm), **kept}
 
-    def _passes(self, model: Any, batch: tuple[torch.Tensor, ...]) -> Values:
-        """Return the loss of a batch, and its gradients."""
-        model.zero_grad()
-        loss = self._members["loss"](model, *batch)
-        loss.backward()
-        return {"loss": copied(loss), **_gradients(model)}
-
-    @torch.no_grad()
     def _round(self, tensors: Iterable[Any], variant: int) -> None:
         for x in tensors if variant else ():
-            x.mul_(1 + self._eps * torch.empty_like(x).bernoulli_().mul_(2).sub_(1))
-
-
-def _copies(model: Any) -> Values:
-    return {name: copied(x) for name, x in model.named_parameters()}
-
-
-def _gradients(model: Any) -> Values:
-    """Return the gradients, from the last parameter to the first."""
-    named = reversed([*model.named_parameters()])
-    return {f"{name}.grad": copied(x.grad) for name, x in named if x.grad is not None}
+            x.detach().mul_(1 + self._eps * torch.empty_like(x).bernoulli_().mul_(2).sub_(1))
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -121,12 +101,15 @@ def largest(x: torch.Tensor) -> float:
 
 
 class RecordedStep(msgspec.Struct):
-    """What a rank has recorded of a step: a line of its log, and the file of its tensors."""
+    """What a rank has recorded of a step: a line of its log, and the file of its tensors.
+
+    collectives : kind, ranks, words, and number of calls.
+    """
 
     step: int
     loss: float | None = None
     norm: float | None = None
-    collectives: dict[str, float] = {}
+    collectives: list[tuple[Kind, Annotated[int, msgspec.Meta(ge=1)], int, int]] = []
     file: str = ""
 
 
@@ -157,17 +140,16 @@ class RecordedRun:
 
     def values(self, step: int, rank: int) -> Values:
         """Return loss, norm and tensors of a step by name, without names of wrappers such as DDP's."""
-        line = self.steps[step, rank]
-        numbers = {"loss": line.loss, "norm": line.norm}
-        values = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items() if x is not None}
+        log = self.steps[step, rank]
+        named = {k: torch.tensor(x, dtype=torch.double) for k in ("loss", "norm") if (x := getattr(log, k)) is not None}
         try:
-            tensors = load_file(line.file) if line.file else {}
-        except (OSError, SafetensorError) as bad:
-            raise FileError(f"{line.file}: {bad}") from None
+            tensors = safetensors.torch.load_file(log.file) if log.file else {}
+        except (OSError, safetensors.SafetensorError) as bad:
+            raise FileError(f"{log.file}: {bad}") from None
         for name, x in tensors.items():
             stem = _WRAPPERS.sub("", name.removesuffix(".grad"))
-            values[self._names.get(stem, stem) + ".grad" * name.endswith(".grad")] = x
-        return values
+            named[self._names.get(stem, stem) + ".grad" * name.endswith(".grad")] = x
+        return named
 
 
 class Difference(NamedTuple):
@@ -204,7 +186,7 @@ class TrainingComparison:
                 self.notes["unknown to the reference"] |= values.keys() - exact.keys()
                 for name in (x for x in exact if x in values):
                     x, y = copied(values[name]), exact[name]
-                    error = largest(x - y) if x.shape == y.shape else inf
+                    error = largest(x - y) if x.shape == y.shape else torch.inf
                     olds = (old[name], before[name]) if step and name in initial else ()
                     known = None if error <= bounds[name] else _known(x, y, bounds[name], *olds)
                     self.differences.append(Difference(step, rank, name, error, error / rounding[name], known))

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.planning.collective_plan import parts_of
+from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.files import read_file
 from pdgemm.support.json_input import decoded
 from pdgemm.support.text import Table, counted, ranks_text
@@ -41,8 +44,8 @@ def verify_training(file: Path, folder: Path, steps: int | None, names: str | No
     lines, wrong = [str(_table(comparison.differences))], comparison.wrong
     lines += [f"{text}: {_listed(sorted(which))}" for text, which in comparison.notes.items() if which]
     for (step, rank), x in [item for item in run.steps.items() if item[1].collectives][-1:]:
-        numbers = ", ".join(f"{name} {number:,.0f}" for name, number in x.collectives.items())
-        lines.append(f"collectives of rank {rank} in step {step}: {numbers}")
+        table = Table(("", "ranks", "calls", "words", "pdgemm receives"), [_row(*c) for c in x.collectives], words={""})
+        lines += [f"collectives of rank {rank} in step {step}:", *str(table).splitlines()]
     ok = f"ok: no difference in {counted(steps, 'step')} is larger than rounding explains"
     blind = "this check cannot tell: no number is known, or rounding, or dropout, moves most as far as mistakes would"
     lines.append(f"WRONG from step {wrong[0].step} on" if wrong else blind if comparison.is_blind else ok)
@@ -62,10 +65,17 @@ def _table(differences: list[Any]) -> Table:
         same = [max(these, key=lambda x: x.ratio)] if known is None else these
         x, ranks, names = same[0], sorted({x.rank for x in same}), [*dict.fromkeys(x.name for x in same)]
         at = f"step {x.step}, {ranks_text(ranks)}, {_listed(names, 1)}"
-        ratio = f"{x.ratio:.1f}" if x.ratio < 100 else f"{x.ratio:.1e}"
         verdict = "ok" if known is None else f"WRONG{': ' * bool(known)}{known}"
-        rows.append((kind, str(len(these)), f"{x.difference:.1e}", ratio, at, verdict))
+        rows.append((kind, str(len(these)), f"{x.difference:.1e}", f"{x.ratio:.2g}", at, verdict))
     return Table(("", "compared", "difference", "/ rounding", "at", " "), rows[:16], words=("", "at", " "))
+
+
+def _row(kind: str, ranks: int, words: int, calls: int) -> tuple[str, ...]:
+    """Return a row of the table of collectives; its last cell has the most words that a rank of pdgemm's receives."""
+    algorithm, parts = "tree" if kind == "broadcast" else "pairwise", parts_of(kind, words, ranks)
+    ours = Collective(kind, algorithm, (*range(ranks),), parts, np.dtype(np.float64))
+    most = max(ours.traffic(rank).words_received for rank in (0, ranks - 1))
+    return kind, *(f"{n:,}" for n in (ranks, calls, calls * words, calls * most))
 
 
 def _listed(names: list[str], shown: int = 8) -> str:

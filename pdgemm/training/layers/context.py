@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from pdgemm.errors import ArgumentError
-from pdgemm.parallel.mesh import Mesh
+from pdgemm.parallel.mesh import Mesh, Work
 from pdgemm.schedules.training.context_schedule import ContextSchedule
 from pdgemm.schedules.training.row_collectives import rows_by_rank
-from pdgemm.training.layers.exchanges import PARTIAL, REPLICATED, SHARDED, USED, Cut
+from pdgemm.training.layers.exchanges import PARTIAL, REPLICATED, SHARDED, USED, ActivationState, Cut
 
 MICROBATCH = "dp+cp+tp"  # the ranks that have the samples and positions of a microbatch
 SPLIT = "tensor", "context"  # the kinds of traffic along tp and cp
+_POLLS = 4  # the times that transfers are tested in the product of a gradient of a weight
 
 
 class Context:
@@ -82,31 +84,41 @@ class Context:
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
         """Return the inputs of a layer whose outputs are divided: all positions on each rank along tp."""
+        cut = self._entry(x)
+        return cut.exchange(x, self._between, USED) if cut else x
+
+    def _entry(self, x: torch.Tensor) -> Cut | None:
+        """Return how the inputs of a layer whose outputs are divided enter it, or None where they have entered."""
         if self._gathered is not None and self.tp.size > 1:
             if x.untyped_storage().data_ptr() != self._gathered.untyped_storage().data_ptr():
                 raise ArgumentError("inside of a Gathered module, a layer uses another tensor than the gathered inputs")
-            return x
-        if self.sequence and x.shape[-2] == len(self.positions):
-            return x
-        return self.rows(x.dim() - 2).exchange(x, SHARDED if self.sequence else REPLICATED, USED)
+            return None
+        has_all = self.tp.size == 1 or (self.sequence and x.shape[-2] == len(self.positions))
+        return None if has_all else self.rows(x.dim() - 2)
+
+    @property
+    def _between(self) -> ActivationState:
+        """The state of activations along tp between layers."""
+        return SHARDED if self.sequence else REPLICATED
 
     def left(self, y: torch.Tensor) -> torch.Tensor:
         """Return the sums over the ranks along tp of partial outputs."""
-        return self.rows(y.dim() - 2).exchange(y, PARTIAL, SHARDED if self.sequence else REPLICATED)
+        return self.rows(y.dim() - 2).exchange(y, PARTIAL, self._between)
 
-    def linear(self, x: torch.Tensor, module: nn.Module, bias: bool = True) -> torch.Tensor:
-        """Return x W^T + b of a linear layer; where a schedule delays gradients of weights, they are computed later.
+    def linear(self, x: torch.Tensor, module: nn.Module, enters: bool = False, bias: bool = True) -> torch.Tensor:
+        """Return x W^T + b of a linear layer.
 
-        bias : False for x W^T.
+        enters : x is that of `entered`, whose gradients are then summed along tp while those of the weight are
+            computed.   bias : False for x W^T.
+        Where a schedule delays gradients of weights, they are computed later.
         """
         weight: Any = module.weight
         added = getattr(module, "bias", None) if bias else None
-        if self.delayed is None or not weight.requires_grad:
+        cut = self._entry(x) if enters else None
+        if cut is None and (self.delayed is None or not weight.requires_grad):
             return F.linear(x, weight.T if is_transposed(module) else weight, added)
-        if torch.is_autocast_enabled("cpu"):
-            x, weight = (y.to(torch.get_autocast_dtype("cpu")) for y in (x, weight))
-        y: torch.Tensor = _DelayedLinear.apply(x, weight, module, self)
-        return y if added is None else y + added.to(y.dtype)
+        y: torch.Tensor = _Linear.apply(x, weight, added, module, self, cut)
+        return y
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -123,27 +135,52 @@ def is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D"
 
 
-class _DelayedLinear(torch.autograd.Function):
-    """A product whose backward pass computes only the gradient of its input, and delays that of the weight."""
+class _Linear(torch.autograd.Function):
+    """A linear layer whose weight gradient is computed while the gradients of its inputs are summed along tp, or later.
+
+    A sum of n numbers on p ranks moves 2 (p - 1)/p n words, or (p - 1)/p n where positions are divided, beside
+    2 n m flops of the product for m outputs of a rank.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, module: nn.Module, context: Context) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, module: nn.Module, context: Context, cut: Cut | None
+    ) -> torch.Tensor:
+        ctx.module, ctx.context, ctx.cut, ctx.state, ctx.dtype = module, context, cut, context._between, x.dtype
+        if cut:
+            x = cut.moved(x, ctx.state.value, USED.value)
+        if torch.is_autocast_enabled("cpu"):
+            x, weight = (y.to(torch.get_autocast_dtype("cpu")) for y in (x, weight))
         ctx.save_for_backward(x, weight)
-        ctx.module, ctx.context = module, context
-        return F.linear(x, weight.T if is_transposed(module) else weight)
+        return F.linear(x, weight.T if is_transposed(module) else weight, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (dy,), (x, weight), module, context = gradients, ctx.saved_tensors, ctx.module, ctx.context
-
-        @torch.no_grad()
-        def later() -> None:
+        dx = dw = meanwhile = None
+        if ctx.needs_input_grad[1]:
             left, right = (x, dy) if is_transposed(module) else (dy, x)
-            context.add_gradient(module.weight, left.flatten(0, -2).T @ right.flatten(0, -2))
+            left, right = left.flatten(0, -2).T, right.flatten(0, -2)
+            if context.delayed is None:
+                dw = dy.new_empty(weight.shape)
+                meanwhile = partial(_multiply, left, right, dw, context.tp.mesh.transfers.poll)
+            else:
+                context.delayed.append(torch.no_grad()(lambda: context.add_gradient(module.weight, left @ right)))
+        if ctx.needs_input_grad[0]:
+            dx = dy @ (weight.T if is_transposed(module) else weight)
+        if ctx.cut and dx is not None:
+            dx = ctx.cut.moved(dx.to(ctx.dtype), USED.gradient, ctx.state.gradient, meanwhile)
+        elif meanwhile:
+            meanwhile()
+        return dx, dw, dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
-        context.delayed.append(later)
-        return dy @ (weight.T if is_transposed(module) else weight), None, None, None
+
+def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, poll: Work) -> None:
+    """Compute a product by blocks of rows, and let transfers make progress after each of them."""
+    for rows, block in zip(left.tensor_split(_POLLS), product.tensor_split(_POLLS)):
+        torch.mm(rows, right, out=block)
+        poll()
 
 
 class _Attention(TorchFunctionMode):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
@@ -17,7 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from pdgemm.errors import ArgumentError, DeviceError
-from pdgemm.parallel.mesh import Line
+from pdgemm.parallel.mesh import Line, Work
 
 State = Literal["sharded", "replicated", "partial"]
 
@@ -67,13 +68,16 @@ class Cut:
         moved: torch.Tensor = _Exchange.apply(x, self, source, target)
         return moved
 
-    def moved(self, x: torch.Tensor, source: State, target: State) -> torch.Tensor:
-        """Return the elements of x in another state, without a backward pass."""
+    def moved(self, x: torch.Tensor, source: State, target: State, meanwhile: Work | None = None) -> torch.Tensor:
+        """Return the elements of x in another state, without a backward pass.
+
+        meanwhile : a computation while partial sums move, see `Line.carry_out`.
+        """
         if source == target:
             return x
         if (source, target) == ("partial", "replicated"):
             total = x.contiguous() if x.requires_grad else x.clone(memory_format=torch.contiguous_format)
-            self.line.sum(flat_array(total), self.kind)
+            self.line.sum(flat_array(total), self.kind, meanwhile=meanwhile)
             return total
         rows = x.movedim(self.dim, 0)
         if source != "sharded" and self.order is not None:
@@ -82,7 +86,7 @@ class Cut:
             first = sum(self.counts[: self.line.rank])
             part = rows[first : first + self.counts[self.line.rank]]
         elif (source, target) == ("partial", "sharded"):
-            part = self._by_rows(self.line.reduce, rows)
+            part = self._by_rows(partial(self.line.reduce, meanwhile=meanwhile), rows)
         elif (source, target) == ("sharded", "replicated"):
             part = self._by_rows(self.line.gather, rows)
             if self.order is not None:

@@ -56,7 +56,10 @@ class Division:
 
 
 class ModulePlacement:
-    """What a placement does: it divides the parameters of a module, and replaces its forward pass."""
+    """What a placement does: it divides the parameters of a module, and replaces its forward pass.
+
+    `divisions` raises where a module cannot be divided, and changes nothing; `forward` may change the module.
+    """
 
     def divisions(self, module: nn.Module, context: Context) -> dict[str, Division]:
         """Return the division of each parameter that the module itself has, by its name in the module."""
@@ -152,7 +155,7 @@ class Columns(ModulePlacement):
         return {"weight": weight, "bias": Division("tp", 0, self.parts)}
 
     def forward(self, module: nn.Module, context: Context) -> Callable[..., Any] | None:
-        return lambda x: context.linear(context.entered(x), module)
+        return lambda x: context.linear(x, module, enters=True)
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class Vocabulary(ModulePlacement):
 
     def divisions(self, module: nn.Module, context: Context) -> dict[str, Division]:
         if not isinstance(module, nn.Embedding):
-            _check_linear(module)
+            _check_linear(module, may_be_transposed=False)
         elif type(module).forward is not nn.Embedding.forward or module.max_norm or module.scale_grad_by_freq:
             raise ArgumentError(f"{module} is not a plain nn.Embedding, of which Vocabulary replaces the forward pass")
         return {"weight": Division("tp"), "bias": Division("tp")}
@@ -195,7 +198,7 @@ class Vocabulary(ModulePlacement):
             return lambda ids: self._embedded(module, ids, context)
         assert isinstance(module, nn.Linear)
         tokens = module.out_features
-        return lambda x: Scores.of(context.linear(context.entered(x), module), tokens, context)
+        return lambda x: Scores.of(context.linear(x, module, enters=True), tokens, context)
 
     def _embedded(self, module: nn.Embedding, ids: torch.Tensor, context: Context) -> torch.Tensor:
         """Return the rows of the table for this rank's positions; each rank along tp looks up its own tokens."""
@@ -227,11 +230,15 @@ class Gathered(ModulePlacement):
     def __init__(self, *attributes: str) -> None:
         object.__setattr__(self, "attributes", attributes)
 
-    def forward(self, module: nn.Module, context: Context) -> Callable[..., Any] | None:
+    def divisions(self, module: nn.Module, context: Context) -> dict[str, Division]:
         for name in self.attributes:
             if (number := getattr(module, name)) % context.tp.size:
                 raise MeshError(f"tp {context.tp.size} does not divide {name} = {number} of {type(module).__name__}")
-            setattr(module, name, number // context.tp.size)
+        return super().divisions(module, context)
+
+    def forward(self, module: nn.Module, context: Context) -> Callable[..., Any] | None:
+        for name in self.attributes:
+            setattr(module, name, getattr(module, name) // context.tp.size)
         forward = module.forward
 
         def gathered(*arguments: Any, **options: Any) -> Any:
@@ -244,9 +251,10 @@ class Gathered(ModulePlacement):
         return gathered
 
 
-def _check_linear(module: nn.Module) -> None:
+def _check_linear(module: nn.Module, may_be_transposed: bool = True) -> None:
     """Raise ArgumentError where a module is not a linear layer whose forward pass can be replaced."""
-    if not is_transposed(module) and not (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward):
+    is_plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    if not is_plain and not (may_be_transposed and is_transposed(module)):
         raise ArgumentError(f"{module} is not a plain nn.Linear, of which the placement replaces the forward pass")
 
 

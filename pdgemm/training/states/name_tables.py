@@ -15,6 +15,7 @@ import torch
 from pdgemm.errors import ArgumentError
 from pdgemm.matrix.distmatrix import DistMatrix
 
+OPTIMIZER = "optimizer/"  # before the names of what an optimizer keeps: "optimizer/exp_avg/NAME"
 _SHOWN = 9  # tensors in each list of a message
 
 
@@ -89,15 +90,23 @@ def as_names(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def matches(names: Names, known: Collection[str]) -> tuple[list[Match], list[str]]:
+def matches(
+    names: Names | None, known: Collection[str], called: Mapping[str, str], there: Iterable[str] = ()
+) -> tuple[list[Match], list[str]]:
     """Return the matches of all parameters, and the patterns of names that have no partner.
 
     names : patterns of parameters, in which each "*" is any text, and the names in the file, in which the same text
         takes the place of "*".  Several parameters are a tuple of patterns, of which the first one is matched.  The
         first pattern that matches a parameter counts.  None: parameters, or tensors of the file, without a partner.
-    known : the parameters of the model.
+        None in place of a table: equal names, of a file that may have a parameter by any of its names in the model.
+    known : the parameters of the model.   called : the known names of parameters, by all their names.
+    there : the names in the file.
     Raises ArgumentError with the parameters that no pattern matches, or where no parameter matches a pattern.
     """
+    if names is None:
+        stored = {called.get(name, name): name for name in there}
+        kept = (name for name in there if name.startswith(OPTIMIZER) and parameter_of(name) in known)
+        return [Match((name,), (stored.get(name, name),), Named(name)) for name in (*known, *kept)], [*called]
     pairs, left, ignored = list[Match](), dict.fromkeys(known), list[str]()
     for key, value in names.items():
         patterns, how = as_names(key), Named(value) if isinstance(value, str) else value
@@ -118,6 +127,16 @@ def matches(names: Names, known: Collection[str]) -> tuple[list[Match], list[str
             f"the table of names has no pattern for {', '.join(left)}: None for those without a partner"
         )
     return pairs, ignored
+
+
+def parameter_of(name: str) -> str:
+    """Return the parameter that a tensor of the optimizer belongs to, or the name itself."""
+    return name.split("/", 2)[-1] if name.startswith(OPTIMIZER) else name
+
+
+def kind_of(name: str, shape: Sequence[int]) -> str:
+    """Return what the optimizer keeps in a tensor, and the shape of the parameter; "" for other tensors."""
+    return f"{name.split('/')[1]} of {[*shape]}" if name.startswith(OPTIMIZER) else ""
 
 
 class FileTensor(NamedTuple):

@@ -1,14 +1,15 @@
 """States of a run: whole parameters, buffers and what the optimizer keeps, in files and in mappings of torch.
 
 A file has whole tensors by the names of the model, "optimizer/exp_avg/NAME" for what the optimizer keeps, and one text:
-the number of steps, the options of the optimizer, and the position of the sampler.  It does not depend on the mesh.
+the number of steps, the options of the optimizer, shapes of what it keeps that are not those of parameters, and the
+position of the sampler.  It does not depend on the mesh.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -28,11 +29,13 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.agreement import together
+from pdgemm.support.watchdog import ending_the_job
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.training.layers.placements import Division
 from pdgemm.training.parameters import Parameters
 from pdgemm.training.stages import Chain
-from pdgemm.training.states.name_tables import FileTensor, Match, Named, Names, check_tensors, matches, table_shape
+from pdgemm.training.states import name_tables
+from pdgemm.training.states.name_tables import FileTensor, Names, check_tensors, matches, parameter_of, table_shape
 from pdgemm.training.storage import WIDE, Storage
 from pdgemm.training.updates import Updates
 
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from pdgemm.parallel.sampler import Sampler
 
 _HDF5, _SAFETENSORS, _INDEX = ".h5", ".safetensors", ".safetensors.index.json"
-_OPTIMIZER, _RUN = "optimizer/", "pdgemm.training"  # before names of tensors; the name of the text
+_RUN = "pdgemm.training"  # the name of the text
 Optimizers = list[torch.optim.Optimizer]
 
 
@@ -65,15 +68,17 @@ class WholeTensors:
     names : the parameter that a name of the model means, where modules share parameters.
     numbers : for each group of the optimizer, what it keeps once for a parameter, such as the number of its steps: by
         name, and under "" those of all other parameters.
+    shapes : in a file that is loaded, by `name_tables.kind_of`, of what the optimizer keeps in other shapes than those
+        of parameters.
     """
 
-    def __init__(self, run: RunStates, optimizers: Optimizers) -> None:
+    def __init__(self, run: RunStates, optimizers: Optimizers, shapes: Mapping[str, Sequence[int]]) -> None:
         self._run, self._line, in_model = run, run.mesh.line("pp+dp+cp+tp"), run.model.state_dict()
         first = {id(x): name for name, x in run.model.named_parameters()}
         self.names = {name: first[id(x)] for name, x in run.model.named_parameters(remove_duplicate=False)}
         self.types = {name: x.dtype for name, x in in_model.items()}
         self._buffers = {name: x for name, x in in_model.items() if name not in self.names}
-        self._own, self._elements = dict[str, Owned](), dict[str, torch.Tensor]()
+        self._own, self._elements, self._shapes = dict[str, Owned](), dict[str, torch.Tensor](), shapes
         with together(run.mesh.comm):
             self._add_model()
             numbers = self._add_kept(optimizers)
@@ -98,7 +103,7 @@ class WholeTensors:
             span, dtype = slice(0, 0), WIDE.get(x.dtype, torch.float32)
             if name in pieces:
                 span, self._elements[name] = pieces[name].span, pieces[name].weights.detach().view(-1)
-            elif not x.requires_grad:
+            elif name in run.frozen:
                 span, dtype, self._elements[name] = slice(0, x.numel()), x.dtype, x.data.view(-1)
             self._own[name] = Owned(stored.division, dtype, place, x.shape, span.start, span.stop)
             if name in at_owners:
@@ -106,7 +111,7 @@ class WholeTensors:
         for name, x in self._buffers.items():
             if not run.chain or run.chain.is_own(name.rpartition(".")[0]):
                 self._elements[name] = x.reshape(-1)
-                self._own[name] = Owned(Division(), x.dtype, 0, x.shape, 0, x.numel())
+                self._own[name] = _all_of(x)
 
     def _add_kept(self, optimizers: Optimizers) -> list[dict[str, Any]]:
         """Add what optimizers keep on this rank, and return the numbers that they keep, by group and parameter."""
@@ -116,15 +121,19 @@ class WholeTensors:
             for weights in group["params"]:
                 for key, x in optimizer.state.get(weights, {}).items():
                     tensor, name = isinstance(x, torch.Tensor), names[id(weights)]
-                    if tensor and x.shape == weights.shape:
-                        self._elements[kept := f"{_OPTIMIZER}{key}/{name}"] = x.view(-1)
-                        self._own[kept] = self._own[name]._replace(dtype=x.dtype)
+                    if tensor and x.dim() and weights.shape in (x.shape, self._run.parameters[name].shape):
+                        self._add(f"{name_tables.OPTIMIZER}{key}/{name}", x, weights)
                     elif (tensor and not x.dim()) or isinstance(x, (int, float)):
                         numbers[-1].setdefault(name, {})[key] = [x.item()] if tensor else x
                     elif x is not None:
                         what = f"{key!r} of {type(optimizer).__name__} is {getattr(x, 'shape', x)!r:.60}"
-                        raise ArgumentError(f"{what}: states have numbers, and tensors of the shapes of parameters")
+                        raise ArgumentError(f"{what}: states have numbers and tensors, of parts only of their shapes")
         return numbers
+
+    def _add(self, name: str, x: torch.Tensor, weights: nn.Parameter) -> None:
+        """Add a tensor that the optimizer keeps for weights: one like them, or one for a whole parameter."""
+        like = self._own[parameter_of(name)]._replace(dtype=x.dtype)
+        self._elements[name], self._own[name] = x.view(-1), like if x.shape == weights.shape else _all_of(x)
 
     def restart(self, optimizers: Optimizers, kept: Iterable[str], numbers: list[dict[str, Any]]) -> None:
         """Let the optimizers keep zeros in these tensors, and these numbers.  Local."""
@@ -134,44 +143,46 @@ class WholeTensors:
             optimizer.state.clear()
             of_weights |= {id(x): (optimizer, number) for x in group["params"]}
         for name in kept:
-            if (weights := pieces.get(_parameter(name))) is not None:
+            if (weights := pieces.get(parameter_of(name))) is not None:
                 optimizer, number = of_weights[id(weights)]
                 state = optimizer.state[weights]
-                for key, x in number.get(_parameter(name), number[""]).items() if not state else ():
+                for key, x in number.get(parameter_of(name), number[""]).items() if not state else ():
                     state[key] = torch.tensor(x[0]) if isinstance(x, list) else x
-                state[name.split("/")[1]] = zeros = torch.zeros_like(weights)
-                self._elements[name], self._own[name] = zeros.view(-1), self._own[_parameter(name)]
+                kind = name_tables.kind_of(name, self._run.parameters[parameter_of(name)].shape)
+                state[name.split("/")[1]] = zeros = weights.new_zeros(self._shapes.get(kind, weights.shape))
+                self._add(name, zeros, weights)
 
     def _parts(self, name: str, device: str) -> dict[int, torch.Tensor]:
         """Return new tensors for the parts of a tensor, by place."""
-        of_ranks = self.owned[_parameter(name)].values()
-        dtype = next(iter(self.owned.get(name, {}).values() or of_ranks)).dtype
-        shapes = sorted({x.place: x.shape for x in of_ranks}.items())
+        of_ranks = self.owned.get(name, self.owned[parameter_of(name)]).values()
+        dtype, shapes = next(iter(of_ranks)).dtype, sorted({x.place: x.shape for x in of_ranks}.items())
         return {place: torch.empty(shape, dtype=dtype, device=device) for place, shape in shapes}
 
     def empty(self, name: str) -> torch.Tensor:
         """Return a tensor without elements, of the shape of a tensor of the run or of its optimizer."""
-        division = next(iter(self.owned[_parameter(name)].values())).division
-        return division.joined([*self._parts(name, "meta").values()])
+        division = next(iter(self.owned.get(name, self.owned[parameter_of(name)]).values())).division
+        x = division.joined([*self._parts(name, "meta").values()])
+        return x.new_empty(self._shapes.get(name_tables.kind_of(name, x.shape), x.shape))
 
     def gathered(self, name: str, root: int) -> torch.Tensor:
         """Return a tensor on rank `root`, and one without elements on others.  Collective."""
-        lowest = {(x.place, x.start): rank for rank, x in reversed(self.owned[name].items()) if x.start < x.stop}
-        owners = {rank: self.owned[name][rank] for rank in lowest.values()}
-        ranks = (*range(root, self._line.size), *range(root))
-        counts = tuple(owners[x].stop - owners[x].start if x in owners else 0 for x in ranks)
-        parts, starts = self._parts(name, "cpu"), dict(zip(ranks, accumulate((0, *counts))))
-        flat = torch.empty(sum(counts), dtype=parts[min(parts)].dtype)
-        pieces = {rank: flat[starts[rank] :][: x.stop - x.start] for rank, x in owners.items()}
-        if self._line.rank in pieces:
-            pieces[self._line.rank].copy_(self._elements[name])
-        array = flat_array(flat)
-        self._line.carry_out(Collective("gather", "flat", ranks, counts, array.dtype), array, "states")
-        if self._line.rank != root:
-            return self.empty(name)
-        for rank, x in owners.items():
-            parts[x.place].view(-1)[x.start : x.stop] = pieces[rank]
-        return self.owned[name][min(self.owned[name])].division.joined([*parts.values()])
+        with ending_the_job(self._run.mesh.comm):
+            lowest = {(x.place, x.start): rank for rank, x in reversed(self.owned[name].items()) if x.start < x.stop}
+            owners = {rank: self.owned[name][rank] for rank in lowest.values()}
+            ranks = (*range(root, self._line.size), *range(root))
+            counts = tuple(owners[x].stop - owners[x].start if x in owners else 0 for x in ranks)
+            parts, starts = self._parts(name, "cpu"), dict(zip(ranks, accumulate((0, *counts))))
+            flat = torch.empty(sum(counts), dtype=parts[min(parts)].dtype)
+            pieces = {rank: flat[starts[rank] :][: x.stop - x.start] for rank, x in owners.items()}
+            if self._line.rank in pieces:
+                pieces[self._line.rank].copy_(self._elements[name])
+            array = flat_array(flat)
+            self._line.carry_out(Collective("gather", "flat", ranks, counts, array.dtype), array, "states")
+            if self._line.rank != root:
+                return self.empty(name)
+            for rank, x in owners.items():
+                parts[x.place].view(-1)[x.start : x.stop] = pieces[rank]
+            return self.owned[name][min(self.owned[name])].division.joined([*parts.values()])
 
     def set(self, name: str, whole: torch.Tensor) -> None:
         """Set this rank's elements of a tensor.  Local."""
@@ -192,6 +203,7 @@ class RunStates:
     parameters: Parameters
     storages: list[Storage]
     updates: Updates
+    frozen: list[str]
     chain: Chain | None
     steps: int
 
@@ -226,9 +238,9 @@ class RunStates:
             state["loss_scale"] = self.updates.scale and vars(self.updates.scale)
             state["sampler"] = sampler and sampler.state(self.steps)
             json.dumps(state)
-        tensors = WholeTensors(self, optimizers)
+        tensors = WholeTensors(self, optimizers, {})
         with together(comm):
-            pairs = _by_name(tensors, ()) if names is None else matches(names, tensors.owned)[0]
+            pairs, _ = matches(names, tensors.owned, tensors.names)
             written = Counter(name for match in pairs for name, _ in match.stored(tensors.empty))
             if twice := [name for name, number in written.items() if number > 1]:
                 raise ArgumentError(f"the table of names stores several parameters as {', '.join(twice)}")
@@ -239,7 +251,10 @@ class RunStates:
                 shapes[name], words[root] = tuple(x.shape), words[root] + x.numel()
                 x = x if names is None else x.to(tensors.types[match.parameters[0]])
                 held[name] = _matrix(x, root, self.mesh, path.suffix == _HDF5)
-        text = {_RUN: comm.bcast(json.dumps(state | {"numbers": tensors.numbers}))} if names is None else {}
+        others = [x for x in shapes if names is None and shapes[x] != shapes[parameter_of(x)]]
+        kinds = {name_tables.kind_of(x, shapes[parameter_of(x)]): shapes[x] for x in others}
+        state |= {"numbers": tensors.numbers, "shapes": kinds}
+        text = {_RUN: comm.bcast(json.dumps(state))} if names is None else {}
         if path.suffix == _HDF5:
             hdf5.save_all(path, held, attrs=text)
         else:
@@ -261,17 +276,16 @@ class RunStates:
         with together(self.mesh.comm) as arguments:
             arguments += ["Run.load", path := _checked(path, _HDF5, _SAFETENSORS, _INDEX), str(names)]
         there, text = _read(path, self.mesh)
-        there = {name: x for name, x in there.items() if optimizers or not name.startswith(_OPTIMIZER)}
-        tensors, state = WholeTensors(self, []), json.loads(text or "{}") if names is None else {}
+        there = {name: x for name, x in there.items() if optimizers or not name.startswith(name_tables.OPTIMIZER)}
+        state = json.loads(text or "{}") if names is None else {}
+        tensors = WholeTensors(self, [], state.get("shapes", {}))
         with together(self.mesh.comm):
-            if names is not None:
-                pairs, ignored = matches(names, tensors.owned)
-            else:
-                pairs, ignored = _by_name(tensors, there), [*tensors.names]
+            pairs, ignored = matches(names, tensors.owned, tensors.names, there)
+            if names is None:
                 _check_state(path, state, optimizers, sampler)
             check_tensors(path, there, pairs, tensors.empty, ignored)
             if optimizers:
-                tensors.restart(optimizers, [x for x in there if x.startswith(_OPTIMIZER)], state["numbers"])
+                tensors.restart(optimizers, [x for x in there if x.startswith(name_tables.OPTIMIZER)], state["numbers"])
                 for (_, group), options in zip(_groups(optimizers), state["options"]):
                     group |= {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
             self.steps = state.get("steps", self.steps)
@@ -284,7 +298,7 @@ class RunStates:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return torch's `state_dict` of the whole module on rank 0, and an empty mapping on others.  Collective."""
-        tensors = WholeTensors(self, [])
+        tensors = WholeTensors(self, [], {})
         wholes = {name: tensors.gathered(name, 0) for name in tensors.owned}
         types = {} if self.mesh.rank else tensors.types
         return {name: wholes[tensors.names.get(name, name)].to(dtype) for name, dtype in types.items()}
@@ -294,38 +308,38 @@ class RunStates:
 
         The state of the optimizer is unchanged.   Raises ArgumentError on all ranks, as `load`.
         """
-        tensors, comm = WholeTensors(self, []), self.mesh.comm
+        tensors, comm = WholeTensors(self, [], {}), self.mesh.comm
         with together(comm):
             own = {} if comm.rank else {name: x.detach() for name, x in mapping.items()}
         own = comm.bcast({name: torch.empty_like(x, device="meta") for name, x in own.items()}) | own
         there = {name: FileTensor(_matrix(x, 0, self.mesh), tuple(x.shape)) for name, x in own.items()}
         with together(comm):
-            pairs = _by_name(tensors, there)
-            check_tensors("the mapping", there, pairs, tensors.empty, tensors.names)
+            pairs, ignored = matches(None, tensors.owned, tensors.names, there)
+            check_tensors("the mapping", there, pairs, tensors.empty, ignored)
         self._set(tensors, there, pairs)
 
     @torch.no_grad()
-    def _set(self, tensors: WholeTensors, there: Mapping[str, FileTensor], pairs: list[Match]) -> None:
+    def _set(self, tensors: WholeTensors, there: Mapping[str, FileTensor], pairs: list[name_tables.Match]) -> None:
         """Set tensors to those of a file.  Collective."""
-        for storage in self.storages:
-            storage.complete()
-        for match in pairs:
-            stored = list[torch.Tensor]()
-            for name, x in match.stored(tensors.empty):
-                array = there[name].matrix.allgather()
-                array = array if array.dtype.kind in "fiub" else array.astype(np.float32)  # of bfloat16, for example
-                stored.append(torch.from_numpy(array).reshape(x.shape))
-            shapes = [(*tensors.empty(name).shape, 0) for name in match.parameters]
-            for name, x in zip(match.parameters, match.how.parameters(stored, [x[match.how.dim] for x in shapes])):
-                tensors.set(name, x)
-        self.updates.updated()
-        for storage in self.storages:
-            storage.complete()
+        with ending_the_job(self.mesh.comm):
+            for storage in self.storages:
+                storage.complete()
+            for match in pairs:
+                stored = list[torch.Tensor]()
+                for name, x in match.stored(tensors.empty):
+                    array = there[name].matrix.allgather()
+                    array = array if array.dtype.kind in "fiub" else array.astype(np.float32)  # such as bfloat16
+                    stored.append(torch.from_numpy(array).reshape(x.shape))
+                shapes = [(*tensors.empty(name).shape, 0) for name in match.parameters]
+                for name, x in zip(match.parameters, match.how.parameters(stored, [x[match.how.dim] for x in shapes])):
+                    tensors.set(name, x)
+            self.updates.updated()
+            for storage in self.storages:
+                storage.complete()
 
 
-def _parameter(name: str) -> str:
-    """Return the parameter that a tensor of the optimizer belongs to, or the name itself."""
-    return name.split("/", 2)[-1] if name.startswith(_OPTIMIZER) else name
+def _all_of(x: torch.Tensor) -> Owned:
+    return Owned(Division(), x.dtype, 0, x.shape, 0, x.numel())
 
 
 def _checked(path: str | Path, *endings: str) -> Path:
@@ -333,13 +347,6 @@ def _checked(path: str | Path, *endings: str) -> Path:
     if not str(path).endswith(endings):
         raise ArgumentError(f"the name of a state ends with {', '.join(endings)}, got {str(path)!r}")
     return Path(path)
-
-
-def _by_name(tensors: WholeTensors, there: Iterable[str]) -> list[Match]:
-    """Return the matches of equal names; the file may have a parameter by any of its names in the model."""
-    called = {tensors.names.get(name, name): name for name in there}
-    kept = (name for name in there if name.startswith(_OPTIMIZER) and _parameter(name) in tensors.owned)
-    return [Match((name,), (called.get(name, name),), Named(name)) for name in (*tensors.owned, *kept)]
 
 
 def _groups(optimizers: Optimizers) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:

@@ -28,9 +28,11 @@ from tiers import every_grid, everything  # noqa: E402
 from trained_models import STEPS, check, float64, trained  # noqa: E402
 
 from pdgemm.instrument.recorder import Traffic  # noqa: E402
+from pdgemm.parallel.mesh import Line  # noqa: E402
 from pdgemm.schedules.training.row_collectives import rows_by_rank  # noqa: E402
 from pdgemm.training import Mesh, distribute  # noqa: E402
 from pdgemm.training.training_run import Run  # noqa: E402
+from pdgemm.transport.movers.arrivals import Transfers  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
@@ -109,6 +111,27 @@ def test_a_gpt_on_every_mesh(comm: Any, part: int) -> None:
         run.mesh.free()
 
 
+@pytest.mark.parametrize("sequence", [False, True])
+def test_weight_products_hide_sums_along_tp(comm: Any, sequence: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of each divided weight is multiplied between the start of a sum along tp and the wait for it."""
+    run, _ = trained(comm, plain_gpt, gpt_table(sequence), {"tp": comm.size})
+    events = list[str]()
+
+    def noted(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (events.append(name), method(*a, **k))[1])
+
+    noted(Line, "start")
+    noted(Transfers, "wait")
+    noted(torch, "mm")
+    run.step(*own_samples(run.mesh, tokens(0)))
+    products = [k for k, event in enumerate(events) if event == "mm" and events[k - 1] != "mm"]
+    assert len(products) == 2 * BLOCKS + 1  # "qkv" and "up" of each block, and the scores of tokens
+    for k in products:
+        assert events[k - 1 : k + 5] == ["start", "mm", "mm", "mm", "mm", "wait"]
+    run.mesh.free()
+
+
 def shared_gpt() -> Any:
     """Return a GPT whose first two blocks, and whose last two, have a matrix in common."""
     model = GPT()
@@ -136,6 +159,29 @@ def test_matrices_of_several_blocks(comm: Any, axes: dict[str, int]) -> None:
             microbatches=2,
         )
         check(run, results, shared_gpt, (axes, zero, chunks))
+        run.mesh.free()
+
+
+class Values(torch.nn.ModuleDict):
+    """Blocks with names, in their order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+
+def named_gpt() -> Any:
+    """Return a GPT with its blocks in a dictionary."""
+    model = GPT()
+    model.blocks = Values({f"layer {name}": block for name, block in zip("bdca", model.blocks)})  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_blocks_in_a_dictionary(comm: Any) -> None:
+    for zero, how in ((1, {"schedule": "interleaved", "chunks": 2}), (3, {"recompute": "blocks"})):
+        mesh, options = {"pp": 2, "dp": -1}, {"zero": zero, "microbatches": 2, **how}
+        run, results = trained(comm, named_gpt, gpt_table(), mesh, blocks="blocks", **options)
+        check(run, results, named_gpt, how)
         run.mesh.free()
 
 

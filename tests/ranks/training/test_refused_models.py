@@ -8,12 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from plain_models import GPT, LENGTH, VOCABULARY, Perceptron, gpt_table, tokens  # noqa: E402
-from trained_models import refused  # noqa: E402
+from trained_models import check, float64, refused, trained  # noqa: E402
 
 from pdgemm.errors import ArgumentError, DeviceError, MeshError  # noqa: E402
-from pdgemm.training import Columns, Gathered, Mesh, Rows, Sequence, distribute  # noqa: E402
+from pdgemm.support import watchdog  # noqa: E402
+from pdgemm.training import Columns, Gathered, Mesh, Rows, Sequence, Vocabulary, distribute  # noqa: E402
 from pdgemm.training.layers.exchanges import flat_array  # noqa: E402
 from pdgemm.training.layers.scores import Scores  # noqa: E402
+from pdgemm.training.states.whole_states import WholeTensors  # noqa: E402
+from pdgemm.training.storage import Storage  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
@@ -35,6 +38,24 @@ def test_tables_that_do_not_fit(comm: Any) -> None:
     model.count = 3
     divided = {"": Gathered("count"), "up": Columns(), "down": Rows()}
     refused(comm, MeshError, "tp 2 does not divide count = 3 of Perceptron", model, divided)
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_a_refused_module_is_unchanged_and_can_be_distributed(comm: Any) -> None:
+    """Also where the last module is refused, or a stage has too few blocks; then it has the numbers of one process."""
+    mesh, table = {"tp": 2, "pp": comm.size // 2}, gpt_table()
+    with float64():
+        for kind, match, wrong, options in (
+            (ArgumentError, "'embedding.weight' is divided differently by its modules", {"head": Rows()}, {}),
+            (RuntimeError, "invalid for input of size", {"*.up": Columns(parts=5)}, {}),
+            (MeshError, "tp 2 does not divide training = True of Block", {"blocks.?": Gathered("training")}, {}),
+            (ArgumentError, "has 4 blocks, and the pipeline has", {}, {"chunks": 8, "schedule": "interleaved"}),
+        ):
+            model, refusals = GPT(), {"mesh": dict(mesh), "blocks": "blocks", "microbatches": 2, **options}
+            refused(comm, kind, match, model, {**table, **wrong}, **refusals)
+            run, results = trained(comm, lambda: model, table, mesh, blocks="blocks", microbatches=2)  # noqa: B023
+            check(run, results, GPT, match)
+            run.mesh.free()
 
 
 def test_options_that_do_not_fit(comm: Any) -> None:
@@ -122,6 +143,8 @@ def test_modules_whose_results_depend_on_the_mesh(comm: Any) -> None:
             return 2 * super().forward(x)
 
     refused(comm, ArgumentError, "is not a plain nn.Linear", torch.nn.Sequential(Scaled(4, 4)), {"0": Columns()})
+    other = torch.nn.Sequential(type("Conv1D", (Scaled,), {})(4, 4))  # a row for each input, as in GPT-2
+    refused(comm, ArgumentError, "is not a plain nn.Linear", other, {"0": Vocabulary()})
     bounded = torch.nn.Sequential(torch.nn.Embedding(5, 4, max_norm=1.0))
     refused(comm, ArgumentError, "is not a plain nn.Embedding", bounded, {"0": gpt_table()["embedding"]})
 
@@ -163,7 +186,7 @@ def test_a_token_without_gradient(comm: Any) -> None:
 
 
 class Skipped(torch.nn.Module):
-    """Blocks that get a second tensor, or whose input is used again behind them."""
+    """Blocks in another order, used twice, or with a second tensor, or whose input is used again behind them."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -175,7 +198,7 @@ class Skipped(torch.nn.Module):
 
     def forward(self, ids: Any, labels: Any) -> Any:
         first = x = self.embedding(ids)
-        for block in [*self.blocks] * (2 if self.way == "twice" else 1):
+        for block in [*self.blocks][:: -1 if self.way == "reversed" else 1] * (2 if self.way == "twice" else 1):
             x = block(x, first if self.way == "second" else None)
         x = self.head(x + first if self.way == "skip" else x)
         return torch.nn.functional.cross_entropy(x.view(-1, 9), labels.view(-1))
@@ -189,7 +212,7 @@ class Second(torch.nn.Linear):
         return super().forward(x) if second is None else super().forward(x + second)
 
 
-def test_models_that_stages_cannot_divide(comm: Any) -> None:
+def test_models_that_stages_cannot_divide(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a stage does not have is refused, or the loss is NaN."""
     ids = torch.tensor([[1, 2, 3]])
     pipeline = {"mesh": {"pp": 2}, "blocks": "blocks"}
@@ -197,6 +220,19 @@ def test_models_that_stages_cannot_divide(comm: Any) -> None:
     with Mesh(comm, pp=2) as mesh:
         run = distribute(Skipped("skip"), mesh, blocks="blocks")
         assert run.step(ids, ids) != run.step(ids, ids)  # NaN
+        monkeypatch.setattr(watchdog, "end_job", raise_)
+        for way in ("twice", "reversed"):
+            run = distribute(Skipped(way), mesh, blocks="blocks")
+            if comm.rank == 0:
+                run.expected(ids, ids)
+            else:
+                with pytest.raises(ArgumentError, match="uses block 0 twice in a pass, or after later blocks"):
+                    run.expected(ids, ids)
+
+
+def raise_(_: int) -> None:
+    """Raise the exception that would end the job."""
+    raise
 
 
 def test_a_module_is_distributed_once(comm: Any) -> None:
@@ -226,3 +262,41 @@ def test_positions_that_a_rank_does_not_have(comm: Any) -> None:
     model = GPT()
     model.blocks[0].register_buffer("rows", torch.zeros(LENGTH))
     refused(comm, ArgumentError, "'blocks.0', a Block, has buffers and no placement", model, gpt_table(), **axes)
+
+
+class EndedError(Exception):
+    """The job would be ended."""
+
+
+@pytest.mark.on_ranks(2, 4)
+def test_an_exception_of_one_rank_outside_of_steps_ends_the_job(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where storages are allocated, the words of a step are counted, or a state is gathered or set."""
+
+    def end(code: int) -> None:
+        raise EndedError(code)
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("planted")
+
+    def is_last_set(tensors: Any, name: str, whole: Any) -> None:
+        if name == "down.bias":  # other ranks wait for nothing behind it
+            fails()
+
+    monkeypatch.setattr(watchdog, "end_job", end)
+    mesh, function = Mesh(comm, dp=-1), torch.nn.functional.mse_loss
+    run = distribute(Perceptron(), mesh, loss=function)
+    state = run.state_dict()
+    for owner, name, failure, call in (
+        (run.model, "forward", fails, lambda: run.expected(torch.ones(2, LENGTH), torch.ones(2, 3))),
+        (Storage, "pieces", fails, lambda: distribute(Perceptron(), mesh, loss=function)),
+        (WholeTensors, "set", is_last_set, lambda: run.load_state_dict(state)),
+        (WholeTensors, "_parts", fails, lambda: WholeTensors(run, [], {}).gathered("down.bias", 0)),
+    ):
+        with monkeypatch.context() as planted:
+            if comm.rank == comm.size - 1:
+                planted.setattr(owner, name, failure)
+                with pytest.raises(EndedError, match="1"):
+                    call()
+            else:
+                call()
+    mesh.free()

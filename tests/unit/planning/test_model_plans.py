@@ -105,8 +105,8 @@ def test_what_layers_keep() -> None:
     assert GPT3.layers_in(apart).block.kept == pytest.approx(s * h * (10 + (24 + 5 * a * s / h) / t) + scales)
     assert GPT3.layers_in(replace(apart, recompute="full")).block.kept == 2 * s * h
     assert GPT3.layers_in(replace(early, recompute="selective")).block.kept == pytest.approx((34 * s * h + scales) / t)
-    whole = GPT3.layers_in(replace(early, autograd=True)).block.kept  # inputs of two linear layers, as gathered
-    assert whole - GPT3.layers_in(early).block.kept == pytest.approx(4 * s * h * (1 - 1 / t))
+    whole = GPT3.layers_in(replace(early, autograd=True)).block.kept  # gathered inputs of two linear layers, and means
+    assert whole - GPT3.layers_in(early).block.kept == pytest.approx(4 * s * h * (1 - 1 / t) + scales / t)
 
 
 def test_bad_values() -> None:
