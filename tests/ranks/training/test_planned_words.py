@@ -34,7 +34,7 @@ from pdgemm.planning.models.model_shape import ModelShape  # noqa: E402
 from pdgemm.planning.models.training_layout import TrainingLayout  # noqa: E402
 from pdgemm.planning.models.training_step import TrainingStep  # noqa: E402
 from pdgemm.training import Experts, Mesh, MixtureOfExperts, Sequence, distribute  # noqa: E402
-from pdgemm.training.layers.context import _DelayedLinear  # noqa: E402
+from pdgemm.training.layers.context import _Linear  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(2, 4)]
 VOCABULARY, LENGTH, FFN, EXPERTS, TOPK = 32, 16, 40, 4, 2  # which all meshes divide, as the other sizes
@@ -73,17 +73,19 @@ class Kept:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Return a block whose steps are counted."""
-        begun, saved = _DelayedLinear.backward, torch.autograd.graph.saved_tensors_hooks
+        begun, saved = _Linear.backward, torch.autograd.graph.saved_tensors_hooks
 
         def backward(ctx: Any, dy: Any) -> Any:
-            results, delayed = begun(ctx, dy), ctx.context.delayed
-            used = getclosurevars(unwrap(delayed[-1])).nonlocals
-            arrays = [KeptArray(self, used[name]) for name in ("x", "dy")]
-            delayed[-1] = partial(lambda product, _: product(), delayed[-1], arrays)
+            delayed = ctx.context.delayed
+            before, results = len(delayed or ()), begun(ctx, dy)
+            if len(delayed or ()) > before:
+                used = getclosurevars(unwrap(delayed[-1])).nonlocals
+                arrays = [KeptArray(self, used[name]) for name in ("left", "right")]
+                delayed[-1] = partial(lambda product, _: product(), delayed[-1], arrays)
             return results
 
         with pytest.MonkeyPatch.context() as patch, saved(self._pack, lambda x: getattr(x, "tensor", x)):
-            patch.setattr(_DelayedLinear, "backward", staticmethod(backward))
+            patch.setattr(_Linear, "backward", staticmethod(backward))
             yield
 
     def _pack(self, x: Any) -> Any:
