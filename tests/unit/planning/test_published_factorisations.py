@@ -19,7 +19,7 @@ def by_program(rows: list[PublishedRow]) -> dict[str, list[PublishedRow]]:
 
 
 def test_seconds_of_rows_that_were_not_fitted() -> None:
-    """The largest errors are of n = 16384 on many ranks, where the programs take longer for a panel than their plans."""
+    """The largest errors are of n = 16384 on many ranks, where programs take longer for a panel than their plans."""
     rows = [*published.factorisation_times()]
     limits = {
         "MKL, cholesky": (6, 0.28, 0.46),
@@ -56,8 +56,8 @@ def test_bytes_of_scalapack() -> None:
 def test_plans_need_no_mpi() -> None:
     """The plan is the same in an interpreter that cannot import mpi4py."""
     code = (
-        "import sys; sys.modules['mpi4py'] = None; from pdgemm.planning.published import published_factorisations as x; "
-        "print(x.predicted('lu', 90, (2, 3), 8))"
+        "import sys; sys.modules['mpi4py'] = None; "
+        "from pdgemm.planning.published import published_factorisations as x; print(x.predicted('lu', 90, (2, 3), 8))"
     )
     done = jobs.run(jobs.python(0, "-c", code))
     assert done.stdout.strip() == str(published.predicted("lu", 90, (2, 3), 8)), done.stderr
