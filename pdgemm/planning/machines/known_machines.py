@@ -1,9 +1,9 @@
 """Known machines by name: clusters of processors, and nodes with eight GPUs for the training of neural networks.
 
 Cores, peaks, memory and network cards are the makers' numbers.  At most three constants of a cluster were set by hand,
-for some published products (`pdgemm plan --check` marks them); they are the same for all others.  Five constants of an
-accelerator, and the share of a card's rate that collectives reach, were chosen once by comparison with published step
-times (`pdgemm model --check`); they are the same for all networks.
+for some published products or factorisations (`pdgemm plan --check` marks them); they are the same for all others.
+Five constants of an accelerator, and the share of a card's rate that collectives reach, were chosen once by comparison
+with published step times (`pdgemm model --check`); they are the same for all networks.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ CLUSTERS = {
     "piz-daint-mc": Cluster(
         "two 18-core Xeons a node, Aries (Piz Daint's multicore part)", 36,
         {}, {"rate": 32e9, "copies": 8e9, "network": 7e9},
+    ),
+    # the same nodes: constants of a factorisation by ranks of 18 threads, of which one sends (--ranks-per-node 2)
+    "piz-daint-omp": Cluster(
+        "Piz Daint's multicore part for factorisations by ranks with threads", 36,
+        {}, {"rate": 22e9, "copies": 2e9, "network": 1.2e9},
     ),
     # two EPYC 7763, 2.45 GHz x 16 flops = 39.2 GFLOP/s of a core; nothing published was compared
     "epyc-128": Cluster(

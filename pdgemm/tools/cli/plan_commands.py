@@ -60,7 +60,8 @@ _question = options.stacked_options(
     help="Show the algorithms of this collective operation on --words, in place of a product.",
 )  # fmt: skip
 @options.check(
-    "pdgemm.planning.published.published_products.checked_products", "Compare predictions with published products."
+    "pdgemm.planning.published.published_factorisations.checked_plans",
+    "Compare predictions with published products and factorisations.",
 )
 @click.option("--words", type=WORDS, help="Length of the whole vector; with all_to_all, of the vector of each rank.")
 @options.json_

@@ -18,7 +18,9 @@ from pdgemm.errors import ArgumentError, DTypeError, GridError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.run_report import vectors_so_far
 from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.planning.published.published_factorisations import factorisation_plan
 from pdgemm.schedules.collectives.vectors import ToAllRanks
+from pdgemm.schedules.mover_registry import RING
 
 pytestmark = pytest.mark.mpi
 
@@ -215,6 +217,18 @@ def test_functions_without_a_report(comm: Any) -> None:
             ):
                 assert planned.stages
         assert linalg.plan(lambda X: X.allgather(), DistMatrix.zeros((0, 1 << 40), grid=grid)).stages == ()
+
+
+def test_published_factorisations_are_compared_with_these_plans(comm: Any) -> None:
+    """`pdgemm plan --check` makes the plans of `linalg.plan` without MPI, with messages in place of reads."""
+    with ProcessGrid(comm) as grid:
+        A = DistMatrix.eye(120, grid=grid, block=16)
+        for kind, function in (("cholesky", linalg.cholesky), ("lu", linalg.lu_factor)):
+            (_, stage), (_, other) = (
+                linalg.plan(function, A).stages[-1],
+                factorisation_plan(kind, 120, grid.shape, 16).stages[0],
+            )
+            assert [replace(x, width=16, mover=RING.name) for x in (stage, other)] == [other, other]
 
 
 class Shifted:

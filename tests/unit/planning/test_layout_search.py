@@ -123,7 +123,10 @@ def test_the_command() -> None:
     [
         ("--ranks 0", "0 is not in the range"),
         ("--heads 7", "heads 7 does not divide hidden 12288"),
-        ("--machine b200", "the machines are xeon-24, piz-daint-mc, epyc-128, a100-40, a100-80, h100 and files"),
+        (
+            "--machine b200",
+            "the machines are xeon-24, piz-daint-mc, piz-daint-omp, epyc-128, a100-40, a100-80, h100 and files",
+        ),
         ("--memory much", "'much' is not of the form 2GiB, 500MB or 1000000"),
         ("--memory 1GB", "no layout of 128 ranks fits: "),
         ("--preset gpt5", "'gpt5' is not one of 'gpt3-175b', "),
