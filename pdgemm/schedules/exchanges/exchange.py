@@ -142,11 +142,10 @@ class Exchange(Redistribution):
                 total += Traffic(words_received=received[0], messages_received=received[1])
         return total
 
-    @property
+    @cached_property
     def words_of(self) -> tuple[WordsOf, WordsOf]:
-        rows, cols = self._common
-        to = partial(_words_of, self.size, self.source, self.target, rows, cols)
-        return to, partial(_words_of, self.size, self.target, self.source, rows.T, cols.T)
+        (rows, cols), source, target = self._common, _places(self.source, self.size), _places(self.target, self.size)
+        return partial(_words_of, source, target, rows, cols), partial(_words_of, target, source, rows.T, cols.T)
 
     def _counts(self, rows: np.ndarray, cols: np.ndarray, own: tuple[int, int]) -> tuple[int, int]:
         """Return the words and messages of the blocks rows[p] x cols[q], for all (p, q) but `own`."""
@@ -189,20 +188,24 @@ class Selection(Exchange):
         return self.rows.counts(a.rows, b.rows), self.cols.counts(a.cols, b.cols)
 
 
-def _words_of(
-    size: int, here: Layout, there: Layout, rows: np.ndarray, cols: np.ndarray, ranks: np.ndarray
-) -> np.ndarray:
-    """Return the words that ranks of layout `here` together exchange with each of `size` ranks, of layout `there`.
+def _places(layout: Layout, size: int) -> np.ndarray:
+    """Return the position of each rank on the grid of a layout, counted row by row; -1: the rank is not on the grid."""
+    places = np.full(size, -1)
+    places[[*layout.rank_map]] = np.arange(len(layout.rank_map))
+    return places
 
+
+def _words_of(here: np.ndarray, there: np.ndarray, rows: np.ndarray, cols: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Return the words that ranks of one layout together exchange with each rank of the other layout.
+
+    here, there : the `_places` of all ranks in the two layouts.
     rows, cols : the numbers of rows, and of columns, that each part of `here` shares with each part of `there`.
     """
-    words, places = np.zeros(size, np.int64), [here.coords(x) for x in ranks.tolist()]
-    i, j = np.array([x for x in places if x[0] >= 0], np.int64).reshape(-1, 2).T
-    words[[*there.rank_map]] = (rows[i].T @ cols[j]).ravel()
-    for rank, (row, col) in zip(ranks.tolist(), places):
-        at = there.coords(rank)
-        if row >= 0 and at[0] >= 0:
-            words[rank] -= rows[row, at[0]] * cols[col, at[1]]
+    senders = ranks[here[ranks] >= 0]
+    (i, j), own = divmod(here[senders], cols.shape[0]), there[senders]
+    to_i, to_j = divmod(own, cols.shape[1])
+    words = np.where(there < 0, 0, (rows[i].T @ cols[j]).ravel()[there])
+    words[senders] -= np.where(own < 0, 0, rows[i, to_i] * cols[j, to_j])
     return words
 
 
