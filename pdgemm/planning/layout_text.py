@@ -29,7 +29,7 @@ def layouts_of(
 ) -> dict[str, Layout]:  # fmt: skip
     """Return the layout of each matrix on the first ranks of `ranks`.
 
-    text     : a layout for all matrices, or NAME=layout for some, separated by semicolons; the others are "default".
+    text     : a layout for all matrices, or NAME=layout for some, separated by semicolons; the others are "default".  "=" may stand between spaces.
                A layout is one of
                "default", "blocks" : one block per rank of the most nearly square grid Pr x Pc, Pr <= Pc;
                "columns", "rows"   : one block of consecutive columns (rows) per rank;
@@ -40,8 +40,8 @@ def layouts_of(
 
     Raises ArgumentError for any other text, and for grids that have more than `ranks` ranks.
     """
-    parts = [x.strip() for x in text.split(";") if x.strip()]
-    named = {x[0]: x[2:].strip() for x in parts if x[1:2] == "="}
+    parts = [x.strip() for x in re.sub(r"\s*=\s*", "=", text).split(";") if x.strip()]
+    named = {x[0]: x[2:] for x in parts if x[1:2] == "="}
     everyone, layouts = tuple(range(ranks)), dict[str, Layout]()
     try:
         if len(parts) != max(1, len(named)) or not {*named} <= {*matrices}:

@@ -275,6 +275,7 @@ class ProductPlan:
             cost=self.cost,
             chosen=chosen,
             moves="".join(name for name, _ in self.moves if name in ("A", "B", "C")),
+            node_to_node="".join(name for name, move in self.moves if name in ("A", "B", "C") and move.nodes),
             inside=self.inside,
             collective=self.collective,
             verdict=verdict,

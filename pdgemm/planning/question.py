@@ -200,11 +200,15 @@ class Question:
 
     def candidates(self) -> list[Candidate]:
         """Return the candidates, the chosen one first; their memory includes A, B and C."""
-        matrix_bytes, bound = self.given_bytes, self.bound
-        return [
-            replace(x, memory_bytes_per_rank=x.memory_bytes_per_rank + matrix_bytes, lower_bound_words=bound)
-            for x in considered(self.plan())
-        ]
+        return [self._whole(x) for x in considered(self.plan())]
+
+    def chosen(self) -> Candidate:
+        """Return the first of `candidates`, without the others."""
+        return self._whole(self.plan().candidate("chosen", chosen=True))
+
+    def _whole(self, x: Candidate) -> Candidate:
+        size = x.memory_bytes_per_rank + self.given_bytes
+        return replace(x, memory_bytes_per_rank=size, lower_bound_words=self.bound)
 
 
 @lru_cache(maxsize=8)

@@ -56,10 +56,15 @@ CLUSTERS = {
 
 
 def cluster(name: str, ranks_per_node: int | None = None) -> Machine:
-    """Return a machine of `CLUSTERS`.   ranks_per_node : ranks that share the cores; None: a rank on each core."""
+    """Return a machine of `CLUSTERS`.   ranks_per_node : ranks that share the cores; None: a rank on each core.
+
+    Raises ArgumentError for more ranks than cores.
+    """
     what, default = CLUSTERS[name], Machine()
     its = {"copies": default.copy_bandwidth, **what.makers, **what.by_hand}
     ranks = ranks_per_node or what.cores
+    if ranks > what.cores:
+        raise ArgumentError(f"a node of {name} has {what.cores} cores, and cannot hold {ranks} ranks")
     threads = what.cores / ranks
     faster = its["rate"] * threads / max(default.gamma["float64"].values())
     return Machine(
@@ -102,13 +107,15 @@ ACCELERATORS = {
 }
 
 
-def accelerator(name: str) -> Machine:
-    """Return a machine of `ACCELERATORS`: 8 GPUs a node, each with a network card."""
+def accelerator(name: str, ranks_per_node: int | None = None) -> Machine:
+    """Return a machine of `ACCELERATORS`: 8 GPUs a node, or `ranks_per_node`, each with a network card."""
     peak, memory, card, its = ACCELERATORS[name]
     sizes = [1 << k for k in range(4, 18)]
     of_size = {n: n / (n + its.half) for n in sizes}
-    rates = {"bfloat16": peak, "float16": peak, "float32": peak / 16, "float64": peak / 32}
-    alpha, ranks = 1e-5, 8
+    single, double = peak / 16, peak / 32
+    rates = {"bfloat16": peak, "float16": peak, "float32": single, "float64": double}
+    rates |= {"complex64": single, "complex128": double}
+    alpha, ranks = 1e-5, ranks_per_node or 8
     return Machine(
         name=name,
         ranks_per_node=ranks,
@@ -137,12 +144,16 @@ MACHINES = {name: x.what for name, x in CLUSTERS.items()} | {
 def machine_of(name: str | None, ranks_per_node: int | None = None) -> Machine:
     """Return the machine of `--machine`: a name of `MACHINES`, or a file; None: that of PDGEMM_MACHINE or the default.
 
-    ranks_per_node : None: that of the machine.  The ranks of a node of `CLUSTERS` share its cores.
-    Raises ArgumentError, with the names, if `name` is neither; FileError if the file cannot be read.
+    ranks_per_node : None: that of the machine.  The ranks of a node of `CLUSTERS` share its cores; each rank of
+        `ACCELERATORS` brings a network card.
+    Raises ArgumentError, with the names, if `name` is neither, or for more ranks than a node has cores; FileError if
+    the file cannot be read.
     """
     if name in CLUSTERS:
         return cluster(name, ranks_per_node)
-    if name and name not in MACHINES and not Path(name).exists():
+    if name in ACCELERATORS:
+        return accelerator(name, ranks_per_node)
+    if name is not None and not (name and Path(name).exists()):
         raise ArgumentError(f"the machines are {', '.join(MACHINES)} and files of `pdgemm calibrate`, got {name!r}")
-    machine = accelerator(name) if name in ACCELERATORS else load_machine(name)
+    machine = load_machine(name)
     return machine if ranks_per_node is None else on_nodes(machine, ranks_per_node)

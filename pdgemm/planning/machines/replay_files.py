@@ -60,7 +60,7 @@ def write_replay(
 ) -> None:
     """Write a folder with the traces of schedules that run one after the other, and the platform.  Local.
 
-    folder : a new name, an empty folder, or a folder that this function wrote, which is replaced.
+    folder : a new name, an empty folder, or a folder that this function wrote, which is replaced; not the current one.
     overwrite : a file of this name is replaced, too.
     Cost: some 60 bytes of disk for each message; the memory is that of one round, and of 2^18 actions.
     Raises ArgumentError for too many messages or another folder, and FileError where the folder cannot be written;
@@ -70,8 +70,11 @@ def write_replay(
     path = Path(folder)
     with naming(path):
         is_folder = path.is_dir()
-        if is_folder and not all(_OWN.fullmatch(x.name) for x in path.iterdir()):
+        names = [x.name for x in path.iterdir()] if is_folder else []
+        if names and not (PLATFORM in names and all(map(_OWN.fullmatch, names))):
             raise ArgumentError(f"{path} is a folder with other files than traces: name another folder")
+        if is_folder and path.samefile("."):  # else this shell would remain in a folder that is removed
+            raise ArgumentError("the current folder cannot be replaced: name another folder")
         size = _BYTES * sum(x.events for x in schedules) * ranks
         target = check_writable(path / PLATFORM if is_folder else path, size, overwrite)
         target = target.parent if is_folder else target

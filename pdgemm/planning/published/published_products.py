@@ -13,7 +13,6 @@ from statistics import mean
 
 from pdgemm.grids.distribution import Distribution
 from pdgemm.planning.machines.known_machines import machine_of
-from pdgemm.planning.machines.machine import HOST, Machine
 from pdgemm.planning.product_plan import with_moves
 from pdgemm.planning.published.published_row import PublishedRow, published_table, read_table
 from pdgemm.planning.question import Question
@@ -71,12 +70,14 @@ def predicted_seconds(
     return plan.seconds
 
 
-def error_bar(candidate: Candidate, machine: Machine) -> str:
-    """Return a phrase with the errors of predictions of published products like this candidate; "" for GPUs."""
-    if machine.device != HOST:
-        return ""
-    usual, most = ERRORS[bool(candidate.moves)]
-    return f"; error of such predictions (--check): {usual}% on average, {most}% at most"
+def known_errors(candidate: Candidate, machine: str) -> dict[str, int] | None:
+    """Return the mean and the largest error, in percent, of predictions of published products like this candidate.
+
+    None for a machine on which none of them ran.
+    """
+    if machine not in {name for _, name in _TABLES.values()}:
+        return None
+    return dict(zip(("mean", "max"), ERRORS[bool(candidate.moves)]))
 
 
 def checked_products() -> list[Table]:

@@ -22,6 +22,7 @@ class Candidate:
     lower_bound_words : lower bound, for any algorithm, on the elements that the busiest rank receives.
     memory_bytes_per_rank : bytes of all buffers and copies; `pdgemm plan` adds the bytes of A, B and C.
     moves          : names of the matrices that are redistributed, such as "AB".
+    node_to_node   : names of those that are redistributed by one message between two nodes (`NodeMessages`).
     inside         : name of the algorithm of a layer.
     collective     : "allgather" or "reduce_scatter" if this is all that the ranks send to each other; else "".
     cost           : the seconds, with redistribution counted twice; the planner compares these costs.
@@ -39,6 +40,7 @@ class Candidate:
     seconds: float
     chosen: bool = False
     moves: str = ""
+    node_to_node: str = ""
     inside: str = ""
     collective: str = ""
     verdict: str = ""
@@ -79,6 +81,7 @@ class Candidate:
         """Return the candidate as one line."""
         m, n, k = mnk
         moved = f", redistributing {', '.join(self.moves)}" if self.moves else ""
+        moved += f" ({', '.join(self.node_to_node)} by one message from node to node)" if self.node_to_node else ""
         name = algorithm_name(self.algorithm, self.inside or self.collective)
         idle = ranks - prod(self.grid) * self.layers
         resting = f" ({counted(idle, 'rank')} idle)" if idle > 0 else ""

@@ -22,7 +22,7 @@ from pdgemm.planning.machines.plausible import doubts, impossible_figures
 from pdgemm.planning.machines.replay_files import REPLAY, write_replay
 from pdgemm.planning.plan_simulation import PlanSimulation, simulate_plan
 from pdgemm.planning.planner import RULE, candidates_explained
-from pdgemm.planning.published.published_products import error_bar
+from pdgemm.planning.published.published_products import known_errors
 from pdgemm.planning.question import MOST_TRIED, Question, movers
 from pdgemm.planning.search.candidate_table import wrapped
 from pdgemm.planning.search.grid_search import near_root
@@ -32,10 +32,17 @@ from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfAllRanks, OfOneRank
 from pdgemm.tools.cli.options import BYTES, MNK, WORDS
 
+_OF_PLAN = (  # members of the chosen candidate in the JSON of `simulate`
+    "algorithm", "inside", "grid", "layers", "moves", "node_to_node", "words_per_rank", "messages_per_rank",
+    "lower_bound_words", "memory_bytes_per_rank",
+)  # fmt: skip
 _question = options.stacked_options(
     click.option("--shape", "mnk", type=MNK, help="m,n,k of C (m x n) = A (m x k) B (k x n)."),
     click.option("--ranks", type=options.COUNT, required=True),
-    click.option("--memory", type=BYTES, help="Memory limit per rank, for A, B and C and all buffers."),
+    click.option(
+        "--memory", type=BYTES,
+        help="Memory limit per rank, for A, B and C and all buffers.  Default: that of the machine, if it is known.",
+    ),
     click.option(
         "--ranks-per-node", type=options.COUNT, help="Default: that of the machine file, else all on one node."
     ),
@@ -61,7 +68,7 @@ _question = options.stacked_options(
 )  # fmt: skip
 @options.check(
     "pdgemm.planning.published.published_factorisations.checked_plans",
-    "Compare predictions with published products and factorisations.",
+    "Compare predictions with published products and factorisations, and do nothing else.",
 )
 @click.option("--words", type=WORDS, help="Length of the whole vector; with all_to_all, of the vector of each rank.")
 @options.json_
@@ -93,13 +100,16 @@ def plan(
         title = f"Plans of C ({m} x {n}) := A ({m} x {k}) B on {counted(question.ranks, 'rank')}; machine: {machine}"
         pictures.draw_candidates(candidates, picture, title, question.memory)
     bound = f"lower bound {in_words(question.bound)} per rank"
-    error = error_bar(candidates[0], question.machine)
+    errors = known_errors(candidates[0], machine)
+    checked = "predictions for this machine were not checked against published products"
+    if errors:
+        checked = f"error for published products (--check): {errors['mean']}% on average, {errors['max']}% at most"
     text = [
         wrapped(candidates[0].summary(question.mnk, question.ranks)),
-        wrapped(f"machine: {machine}; {bound}; layouts: {question.layouts}{error}"),
+        wrapped(f"machine: {machine}; {bound}; layouts: {question.layouts}; {checked}"),
         candidates_explained(candidates, whole, "--all"),
     ]
-    facts |= {"rule": RULE, "candidates": [x.as_dict() for x in candidates]}
+    facts |= {"rule": RULE, "error_percent": errors, "candidates": [x.as_dict() for x in candidates]}
     return options.show(as_json, facts, "\n".join(text), picture)
 
 
@@ -119,21 +129,23 @@ def simulate(picture: Path | None, export: Path | None, force: bool, as_json: bo
     messages are added by formula, which the output says.
     """
     question, pictures = _question_of(**arguments), options.pictures_for(picture, force)
-    plan = question.plan()
-    candidate = plan.candidate()
+    options.check_apart({"--plot": str(picture or ""), "--export": str(export or "")}, ())
+    plan, candidate = question.plan(), question.chosen()
+    simulation = simulate_plan(plan, question.machine)
+    words_of_pairs = simulator.words_between(plan.product, question.ranks) if pictures else None
     if export:
         write_replay(plan.schedules, question.machine, question.ranks, export, force)
     if pictures:
         title = f"Words from rank to rank without redistribution:\n{candidate.name} on {candidate.grid_text}"
-        pictures.draw_words(simulator.words_between(plan.product, question.ranks), picture, title)
-    simulation = simulate_plan(plan, question.machine)
+        pictures.draw_words(words_of_pairs, picture, title)
     run, moving = simulation.product, simulation.moving_seconds
     facts = {
         "shape": question.mnk,
         "ranks": question.ranks,
         "layouts": question.layouts,
         "matrices": question.matrices,
-        **{name: getattr(candidate, name) for name in ("algorithm", "inside", "grid", "layers")},
+        "machine": question.machine.name,
+        **{name: getattr(candidate, name) for name in _OF_PLAN},
         "mover": plan.product.mover,
         "seconds": simulation.seconds,
         "formula_seconds": plan.seconds,
@@ -152,7 +164,7 @@ def simulate(picture: Path | None, export: Path | None, force: bool, as_json: bo
     words = _range(run.words_received, in_words)
     messages = _range(run.messages_received, partial(counted_short, noun="message"))
     text = (
-        f"{plan}\n"
+        f"{candidate.summary(question.mnk, question.ranks)}\n"
         f"simulated on {counted(len(run.node_bytes), 'node')}: {in_seconds(simulation.seconds)}, of which the busiest "
         f"rank computes {in_seconds(run.computed.max())} and redistribution takes {in_seconds(moving)}; all by "
         f"formula: {in_seconds(plan.seconds)}\n"
@@ -182,7 +194,7 @@ def _moves(simulation: PlanSimulation) -> str:
     parts = {"message by message": walked, "by formula, because of too many messages": simulation.by_formula}
     if not any(parts.values()):
         return ""
-    parts["by formula"] = {"new memory for copies": simulation.copying}
+    parts["by formula"] = {"new memory for copies": simulation.copying} if simulation.copying >= 1e-9 else {}
     texts = (
         f"{', '.join(f'{name} {in_seconds(x)}' for name, x in seconds.items())} ({how})"
         for how, seconds in parts.items() if seconds
@@ -228,8 +240,9 @@ def _in_parts(question: Question) -> Tiling | int:
 
 
 def _range(numbers: Any, form: Callable[[float], str]) -> str:
-    """Return the smallest and the largest number as text; only one number if they are equal."""
-    return " to ".join(dict.fromkeys((form(numbers.min()), form(numbers.max()))))
+    """Return the smallest and the largest number as text, with one noun; only one number if they are equal."""
+    least, most = form(numbers.min()), form(numbers.max())
+    return most if least == most else f"{least.rpartition(' ')[0]} to {most}"
 
 
 def _collective(
@@ -257,6 +270,8 @@ def _question_of(
     if mnk is None:
         raise click.MissingParameter(param_hint="'--shape'", param_type="option")
     machine = machine_of(machine_file, ranks_per_node)
+    if others["memory"] is None and machine.memory:
+        others["memory"] = int(machine.memory)
     return Question(*mnk, dtype=dtypes.element_type(dtype), machine=machine, **others)
 
 

@@ -34,6 +34,7 @@ def distributions(text: str, ranks: int = 12) -> list[Distribution]:
         ("blocks", {"grid_shape": (3, 4)}),
         ("columns", {"grid_shape": (1, 12)}),
         (" rows ;", {"grid_shape": (12, 1)}),
+        ("A = rows; B =rows; C= grid = 12x1", {"grid_shape": (12, 1)}),
         ("block=64", {"grid_shape": (3, 4), "block": (64, 64)}),
         ("grid=2,3", {"grid_shape": (2, 3)}),
         (CYCLIC, {"grid_shape": (2, 3), "block": (64, 32), "source": (1, 2)}),
@@ -58,7 +59,7 @@ def test_a_text_for_each_matrix() -> None:
         *[(x, "^layouts are ideal, or default, columns, .*; got '") for x in (
             "", ";", "mine", "A=ideal", "A=", "D=rows", "a=rows", "A=rows; A=rows", "A=rows; rows", "rows; rows; rows",
             "block=1;grid=2x2", "grid=4", "source=1", "block=-1", "block=1x2x3", "block=1 block=1", "block=1e3",
-            "rows 1", "block = 4", f"block={10**12}",
+            "rows 1", "A == rows", f"block={10**12}",
         )],
         ("grid=5x5", "^the layout of A is not possible: a grid of 5 x 5 does not fit 12 ranks$"),
         ("B=grid=0x5", "^the layout of B is not possible: a grid of 0 x 5 does not fit"),
@@ -186,6 +187,25 @@ def test_a_simulation_says_what_it_walked(monkeypatch: pytest.MonkeyPatch) -> No
     assert moves["simulated"]["A"]["words_received"]["max"] > 0
     assert "(message by message); new memory for copies" in " ".join(text.split())
     assert "redistribution:" not in run("simulate", *WORDS[:-4], "--layouts", "ideal")
+
+
+def test_commands_say_where_two_nodes_exchange_one_message() -> None:
+    words = ("--shape", "2000,2000,2000", "--ranks", "480", "--ranks-per-node", "24", "--layouts", "rows")
+    machine = replace(Machine(), ranks_per_node=24)
+    moves = dict(Question(2000, 2000, 2000, 480, layouts="rows", machine=machine).plan().moves)
+    names = "".join(name for name, move in moves.items() if move.nodes)
+    assert names and len(names) < len(moves)
+    facts, plans = (
+        json.loads(run("simulate", *words, "--json")),
+        json.loads(run("plan", *words, "--json"))["candidates"],
+    )
+    assert facts["node_to_node"] == names and facts["moves"] == "".join(moves)
+    assert {x: plans[0][x] for x in facts.keys() & plans[0].keys() - {"seconds"}}.items() <= facts.items()
+    for name in names:
+        most = max(moves[name].traffic(rank).messages_received for rank in range(480))
+        assert facts["redistribution"]["simulated"][name]["messages_received"]["max"] == most > 0
+    for text in (run("plan", *words), run("simulate", *words)):
+        assert f"({', '.join(names)} by one message from node to node): " in " ".join(text.split())
 
 
 def test_remedies_of_a_shortage_keep_the_layouts() -> None:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 from math import ceil
 
+import in_process
 import numpy as np
 import pytest
 
@@ -54,6 +55,17 @@ def test_the_error_bar_of_plan_is_that_of_these_rows() -> None:
         assert stated == tuple(ceil(100 * x) for x in errors(rows))
 
 
+def test_only_machines_of_published_products_have_known_errors() -> None:
+    words = ("plan", "--shape", "900,800,700", "--ranks", "48", "--json", "--machine")
+    known = {name: json.loads(in_process.run([*words, name], None).stdout)["error_percent"] for name in MACHINES}
+    usual, most = published_products.ERRORS[False]
+    assert {name for name, errors in known.items() if errors} == {"xeon-24", "piz-daint-mc"}
+    assert known["xeon-24"] == {"mean": usual, "max": most}
+    texts = [in_process.run([x for x in (*words, name) if x != "--json"], None).stdout for name in ("xeon-24", "h100")]
+    assert [f"(--check): {usual}% on average, {most}% at most" in " ".join(x.split()) for x in texts] == [True, False]
+    assert "predictions for this machine were not checked" in " ".join(texts[1].split())
+
+
 def test_no_row_has_a_constant_of_its_own() -> None:
     """Each cluster has at most three constants, and a row is predicted by its sizes and its machine alone."""
     assert all(len(x.by_hand) <= 3 for x in CLUSTERS.values())
@@ -89,6 +101,8 @@ def test_machines_by_name() -> None:
     with pytest.raises(FileError, match="it is a folder"):
         machine_of("/")
     assert machine_of(None) == Machine()
+    with pytest.raises(ArgumentError, match="got ''"):  # such as that of a variable of the shell that is not set
+        machine_of("")
 
 
 def test_ranks_share_the_cores_of_a_known_node() -> None:
@@ -96,7 +110,24 @@ def test_ranks_share_the_cores_of_a_known_node() -> None:
     assert (core.ranks_per_node, pair.ranks_per_node) == (24, 2)
     assert pair.rate("float64", 999) == pytest.approx(12 * core.rate("float64", 999))
     assert (pair.copy_bandwidth, pair.inter) == (12 * core.copy_bandwidth, core.inter)
-    assert machine_of("h100", 4) == replace(machine_of("h100"), ranks_per_node=4)
+    with pytest.raises(ArgumentError, match="a node of xeon-24 has 24 cores, and cannot hold 25 ranks"):
+        machine_of("xeon-24", 25)
+    whole, half = machine_of("h100"), machine_of("h100", 4)  # each GPU has a network card
+    assert (half.ranks_per_node, half.gamma, half.intra) == (4, whole.gamma, whole.intra)
+    assert half.inter["ring"].beta == 2 * whole.inter["ring"].beta
+
+
+def test_gpus_multiply_complex_numbers_at_the_rate_of_their_parts() -> None:
+    machine = machine_of("a100-80")
+    for whole, part in (("complex64", "float32"), ("complex128", "float64")):
+        assert machine.rate(whole, 4096) == machine.rate(part, 4096)
+
+
+def test_the_memory_of_a_gpu_limits_plans() -> None:
+    words = ["plan", "--shape", "600000,600000,600000", "--ranks", "16", "--machine", "a100-80"]
+    done = in_process.run(words, None)
+    assert done.returncode == 1 and done.stdout.startswith("74.5 GiB per rank is too small"), done
+    assert in_process.run([*words, "--memory", "1TiB"], None).returncode == 0
 
 
 def exchange(rows: int, cols: int, ranks: int) -> Exchange:

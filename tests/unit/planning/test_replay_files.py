@@ -256,6 +256,9 @@ def test_traces_are_the_same_in_each_export_and_replace_older_ones(tmp_path: Pat
         ("--export folder --force", "folder is a folder with other files than traces: name another folder"),
         ("--export none/t", "/none does not exist"),
         ("--export file/t", "is not a folder"),
+        ("--export hosts", "hosts is a folder with other files than traces: name another folder"),
+        ("--export t.svg --plot t.svg", "t.svg is a file that is read or written here: name another one"),
+        ("--export t --plot t.svg --ranks 2116", "send too many messages to show for each pair"),
         ("--export t --ranks 200000 --shape 900000,900000,900000", "are too many to simulate"),
     ],
 )
@@ -263,11 +266,20 @@ def test_bad_exports_write_nothing(tmp_path: Path, options: str, message: str) -
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("mine")
+    (tmp_path / "hosts").mkdir()
+    (tmp_path / "hosts" / "hosts").write_text("mine")  # of another program, although traces have a file of this name
     before = sorted(tmp_path.rglob("*"))
     done = in_process.run(["simulate", "--shape", "9000,9000,9000", "--ranks", "4", *options.split()], tmp_path)
     assert done.returncode == 2 and done.stdout == "", done.stdout
     assert message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_current_folder_is_refused(tmp_path: Path) -> None:
+    """Even if it is empty: the shell would remain in a folder that is removed."""
+    done = in_process.run(["simulate", "--shape", "30,30,30", "--ranks", "4", "--export", "."], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and "the current folder cannot be replaced" in done.stderr
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_file_is_replaced_on_request(tmp_path: Path) -> None:
