@@ -29,8 +29,8 @@ def layouts_of(
 ) -> dict[str, Layout]:  # fmt: skip
     """Return the layout of each matrix on the first ranks of `ranks`.
 
-    text     : a layout for all matrices, or NAME=layout for some, separated by semicolons; the others are "default".  "=" may stand between spaces.
-               A layout is one of
+    text     : a layout for all matrices, or NAME=layout for some, separated by semicolons; the others are "default".
+               "=" may stand between spaces.  A layout is one of
                "default", "blocks" : one block per rank of the most nearly square grid Pr x Pc, Pr <= Pc;
                "columns", "rows"   : one block of consecutive columns (rows) per rank;
                "block=MBxNB grid=PrxPc source=I,J" : a block-cyclic layout whose first block is on grid position (I, J).
