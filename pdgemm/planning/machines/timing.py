@@ -15,6 +15,7 @@ from pdgemm.schedules.schedule import Schedule
 
 _SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks
 _MOST_JOINED = 1 << 25  # bytes of a message between nodes
+_WORTHWHILE = 0.8  # messages between nodes are chosen if they take less than this part of the time
 _FEW = 4  # with fewer than a fourth as many messages as there are nodes, ranks send to ranks
 
 
@@ -92,4 +93,4 @@ def fastest_exchange(
     if not fits or joined.words * joined.wire.itemsize > _MOST_JOINED:
         return direct
     seconds = [max(exchange_seconds(x, machine, rank) for rank in sample(x.size)) for x in (direct, joined)]
-    return joined if seconds[1] < seconds[0] else direct
+    return joined if seconds[1] < _WORTHWHILE * seconds[0] else direct
