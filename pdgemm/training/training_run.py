@@ -23,6 +23,8 @@ from pdgemm.training.stages import Pipeline
 from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.updates import Rule, Updates
 
+# begin the names of what freed parameters have, too
+_DESCRIBING = "shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "requires_grad", "is_", "new_"
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -71,12 +73,14 @@ class Run(RunStates):
         self._context, self._loss, self._weight, self._lazy = pipeline.context, loss, weight, lazy
         self.norm, self.steps = 0.0, 0
         self.frozen, self._unfrozen = [x for x in parameters if not parameters[x].parameter.requires_grad], list[str]()
+        self._names = {id(x.parameter): name for name, x in parameters.items()}
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         self._context.add_gradient = self._add_gradient
         for x in self.storages:
             x.delayed = self.schedule.split or any(len({*parameters[name].chunks}) > 1 for name in x.parameters)
         if lazy or any(x.layout.stage == 3 for x in self.storages):
             self._gather_in_passes()
+            self._context.check = self._check_whole
 
     def optimizer(
         self, rule: Rule | Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
@@ -156,8 +160,7 @@ class Run(RunStates):
         with ending_the_job(self.mesh.comm):
             passes = _Step(self, batch)
             self.pipeline.evaluate(passes)
-            is_first = self.mesh.index("tp") == self.mesh.index("cp") == 0
-            (loss,) = self.mesh.sum(passes.total if is_first else 0.0)
+            (loss,) = self.mesh.sum(passes.total if self.mesh.index("tp") == self.mesh.index("cp") == 0 else 0.0)
         return loss
 
     def _check(
@@ -236,8 +239,16 @@ class Run(RunStates):
         return dict(kinds)
 
     def _add_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        name = next(name for name, x in self.parameters.items() if x.parameter is parameter)
+        name = self._names[id(parameter)]
         next(x for x in self.storages if name in x.parameters).add(name, gradient)
+
+    def _check_whole(self, function: Any, arguments: Any) -> None:
+        """Raise ArgumentError for a function that would read freed memory, or elements of the last step."""
+        called = getattr(getattr(function, "__self__", function), "__name__", "")
+        for x in () if called.startswith(_DESCRIBING) else tree_leaves(arguments):
+            if (name := self._names.get(id(x))) and not all(storage.is_whole(name) for storage in self.storages):
+                only = "with zero = 3 or lazy it is whole only in their calls: call an nn.Linear with the same weight"
+                raise ArgumentError(f"{name!r} is used outside of its modules, and {only}")
 
     def _gather_in_passes(self) -> None:
         """Make the parameters of a unit whole before each pass through it, and free them afterwards."""
