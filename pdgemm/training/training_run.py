@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -24,7 +24,7 @@ from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.updates import Rule, Updates
 
 # begin the names of what freed parameters have, too
-_DESCRIBING = "shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "requires_grad", "is_", "new_"
+_DESCRIBING = "shape", "size", "dim", "ndim", "numel", "dtype", "device", "requires", "is_", "new_", "untyped", "data_"
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -211,12 +211,11 @@ class Run(RunStates):
         batch : tensors of the sizes of a step's: this rank computes the passes of a step, in which nothing is moved and
             no parameter changes.  Without a batch only traffic of gradients, parameters and owners is returned.
         """
-        total = dict[str, Traffic]()
+        total = {"gradients": Traffic(), "parameters": Traffic()}
         if batch:
             with ending_the_job(self.mesh.comm), self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
                 self._reduced(batch)
-            total |= counted
-        total |= {"gradients": Traffic(), "parameters": Traffic()}
+            total = {**counted, **total}
         if owners := self.updates.owners:
             total["owners"] = sum((x.traffic() for x in owners), Traffic())
         for storage in self.storages:
@@ -242,11 +241,12 @@ class Run(RunStates):
         name = self._names[id(parameter)]
         next(x for x in self.storages if name in x.parameters).add(name, gradient)
 
-    def _check_whole(self, function: Any, arguments: Any) -> None:
+    def _check_whole(self, function: Any, arguments: Iterable[Any]) -> None:
         """Raise ArgumentError for a function that would read freed memory, or elements of the last step."""
         called = getattr(getattr(function, "__self__", function), "__name__", "")
-        for x in () if called.startswith(_DESCRIBING) else tree_leaves(arguments):
-            if (name := self._names.get(id(x))) and not all(storage.is_whole(name) for storage in self.storages):
+        flat = [y for x in arguments for y in (x if isinstance(x, list | tuple) else [x])]
+        for name in () if called.startswith(_DESCRIBING) else filter(None, map(self._names.get, map(id, flat))):
+            if not all(storage.is_whole(name) for storage in self.storages):
                 only = "with zero = 3 or lazy it is whole only in their calls: call an nn.Linear with the same weight"
                 raise ArgumentError(f"{name!r} is used outside of its modules, and {only}")
 

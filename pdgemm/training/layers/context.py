@@ -195,7 +195,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options, context = options or {}, self._context
         if context.check:
-            context.check(function, (arguments, options))
+            context.check(function, (*arguments, *options.values()))
         if function is not F.scaled_dot_product_attention:
             return function(*arguments, **options)
         with torch._C.DisableTorchFunction():
