@@ -63,7 +63,8 @@ def distribute(
         all ranks along tp.  With tp > 1 or cp > 1 each module with parameters needs a placement.
     zero   : what the ranks with the same parameters divide (ZeRO): 0 nothing, 1 the state of the optimizer, 2 also
         gradients, 3 also parameters.  With 2 and 3 gradients are reduced after each microbatch.  With 3, and with
-        `lazy`, parameters are complete only in calls of their own module, or of a module around it without lists.
+        `lazy`, parameters are complete only in calls of their own module, or of a module around it without lists; a
+        step raises ArgumentError where the model uses them elsewhere, such as a matrix of a head that is not a module.
     schedule, microbatches, chunks : of the pipeline: "gpipe", "1f1b", "interleaved" or "zero_bubble"; the number of
         parts of a batch; the number of parts of a stage, for "interleaved".
     blocks : with pp > 1, the name of the list or dictionary of blocks that the stages divide.  A pass uses them in

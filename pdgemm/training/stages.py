@@ -22,7 +22,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.parallel.mesh import Line
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule, layers_of
 from pdgemm.schedules.training.pipeline_timeline import Handover
-from pdgemm.training.layers.context import Context
+from pdgemm.training.layers.context import Context, autocast_type
 from pdgemm.training.layers.exchanges import flat_array
 from pdgemm.transport.collectives import byte_requests
 from pdgemm.transport.movers.arrivals import Arrival
@@ -177,8 +177,7 @@ class Chain:
             rows = self._context.own_rows[1] if x.shape[-1] == self._context.length else x.shape[-1]
             return module.weight.new_full((), torch.nan).expand(*x.shape[:-1], rows, module.embedding_dim)
         if isinstance(module, nn.Linear):
-            dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-            return x.new_full((), torch.nan, dtype=dtype).expand(*x.shape[:-1], module.out_features)
+            return x.new_full((), torch.nan, dtype=autocast_type(x)).expand(*x.shape[:-1], module.out_features)
         return x
 
 

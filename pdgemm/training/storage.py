@@ -251,6 +251,11 @@ class Storage:
         """Return the buckets with these parameters; parameters of other storages are ignored."""
         return [*dict.fromkeys(self._bucket_of[name] for name in names if name in self._bucket_of)]
 
+    def is_whole(self, name: str) -> bool:
+        """Return whether this rank has all elements of a parameter now; True for those of other storages."""
+        wholes = ((bucket.number, self._whole[bucket.number]) for bucket in self.buckets([name]))
+        return all(at not in self._coming and x.nbytes <= x.untyped_storage().nbytes() for at, x in wholes)
+
     def gather(self, names: Sequence[str]) -> None:
         """Make the buckets of these parameters whole: start it with stage 3, and wait.  Collective over the line."""
         for bucket in self.buckets(names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -23,6 +23,8 @@ from pdgemm.training.stages import Pipeline
 from pdgemm.training.states.whole_states import RunStates
 from pdgemm.training.updates import Rule, Updates
 
+# begin the names of what freed parameters have, too
+_DESCRIBING = "shape", "size", "dim", "ndim", "numel", "dtype", "device", "requires", "is_", "new_", "untyped", "data_"
 Loss = Callable[..., torch.Tensor]
 Weight = Callable[..., float]
 
@@ -71,12 +73,14 @@ class Run(RunStates):
         self._context, self._loss, self._weight, self._lazy = pipeline.context, loss, weight, lazy
         self.norm, self.steps = 0.0, 0
         self.frozen, self._unfrozen = [x for x in parameters if not parameters[x].parameter.requires_grad], list[str]()
+        self._names = {id(x.parameter): name for name, x in parameters.items()}
         mesh.line("pp+dp+cp+tp")  # for the sums of a step
         self._context.add_gradient = self._add_gradient
         for x in self.storages:
             x.delayed = self.schedule.split or any(len({*parameters[name].chunks}) > 1 for name in x.parameters)
         if lazy or any(x.layout.stage == 3 for x in self.storages):
             self._gather_in_passes()
+            self._context.check = self._check_whole
 
     def optimizer(
         self, rule: Rule | Mapping[str, Rule], groups: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
@@ -156,8 +160,7 @@ class Run(RunStates):
         with ending_the_job(self.mesh.comm):
             passes = _Step(self, batch)
             self.pipeline.evaluate(passes)
-            is_first = self.mesh.index("tp") == self.mesh.index("cp") == 0
-            (loss,) = self.mesh.sum(passes.total if is_first else 0.0)
+            (loss,) = self.mesh.sum(passes.total if self.mesh.index("tp") == self.mesh.index("cp") == 0 else 0.0)
         return loss
 
     def _check(
@@ -208,12 +211,11 @@ class Run(RunStates):
         batch : tensors of the sizes of a step's: this rank computes the passes of a step, in which nothing is moved and
             no parameter changes.  Without a batch only traffic of gradients, parameters and owners is returned.
         """
-        total = dict[str, Traffic]()
+        total = {"gradients": Traffic(), "parameters": Traffic()}
         if batch:
             with ending_the_job(self.mesh.comm), self.mesh.counting() as counted, torch.random.fork_rng(devices=[]):
                 self._reduced(batch)
-            total |= counted
-        total |= {"gradients": Traffic(), "parameters": Traffic()}
+            total = {**counted, **total}
         if owners := self.updates.owners:
             total["owners"] = sum((x.traffic() for x in owners), Traffic())
         for storage in self.storages:
@@ -236,8 +238,17 @@ class Run(RunStates):
         return dict(kinds)
 
     def _add_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        name = next(name for name, x in self.parameters.items() if x.parameter is parameter)
+        name = self._names[id(parameter)]
         next(x for x in self.storages if name in x.parameters).add(name, gradient)
+
+    def _check_whole(self, function: Any, arguments: Iterable[Any]) -> None:
+        """Raise ArgumentError for a function that would read freed memory, or elements of the last step."""
+        called = getattr(getattr(function, "__self__", function), "__name__", "")
+        flat = [y for x in arguments for y in (x if isinstance(x, list | tuple) else [x])]
+        for name in () if called.startswith(_DESCRIBING) else filter(None, map(self._names.get, map(id, flat))):
+            if not all(storage.is_whole(name) for storage in self.storages):
+                only = "with zero = 3 or lazy it is whole only in their calls: call an nn.Linear with the same weight"
+                raise ArgumentError(f"{name!r} is used outside of its modules, and {only}")
 
     def _gather_in_passes(self) -> None:
         """Make the parameters of a unit whole before each pass through it, and free them afterwards."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ class Context:
     length   : the positions of a sequence of this step.   positions : of this rank along cp, ascending.
     delayed  : products of gradients of weights that a schedule computes later, or None where they are computed at once.
     add_gradient : a function of a parameter and of such a gradient, which is added to those of the step.
+    check : a function of each function of torch that a pass calls, and of its arguments, which may refuse them.
     """
 
     def __init__(self, mesh: Mesh, sequence: bool, recompute_attention: bool = False) -> None:
@@ -43,6 +44,7 @@ class Context:
         self.has_attended = False  # whether the keys of all ranks along cp were used
         self.delayed: list[Callable[[], None]] | None = None
         self.add_gradient: Callable[[torch.Tensor, torch.Tensor], None]
+        self.check: Callable[[Any, Any], None] | None = None
         self._divide(1)
 
     def begin(self, length: int) -> None:
@@ -84,8 +86,7 @@ class Context:
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
         """Return the inputs of a layer whose outputs are divided: all positions on each rank along tp."""
-        cut = self._entry(x)
-        return cut.exchange(x, self._between, USED) if cut else x
+        return cut.exchange(x, self._between, USED) if (cut := self._entry(x)) else x
 
     def _entry(self, x: torch.Tensor) -> Cut | None:
         """Return how the inputs of a layer whose outputs are divided enter it, or None where they have entered."""
@@ -122,17 +123,19 @@ class Context:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Return a block in which `scaled_dot_product_attention` sees the keys of all ranks along cp."""
-        if self.cp.size == 1 and not self.recompute_attention:
-            yield
-            return
-        with _Attention(self):
+        """Return a block for a pass: `scaled_dot_product_attention` sees the keys of all ranks along cp."""
+        with _Functions(self) if self.cp.size > 1 or self.recompute_attention or self.check else nullcontext():
             yield
 
 
 def is_transposed(module: nn.Module) -> bool:
     """Return whether the weight of a linear layer has a row for each input, as the Conv1D of Hugging Face."""
     return type(module).__name__ == "Conv1D"
+
+
+def autocast_type(x: torch.Tensor) -> torch.dtype:
+    """Return the type in which a linear layer computes with x: autocast leaves float64 as it is."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") and x.dtype != torch.double else x.dtype
 
 
 class _Linear(torch.autograd.Function):
@@ -149,31 +152,30 @@ class _Linear(torch.autograd.Function):
         ctx.module, ctx.context, ctx.cut, ctx.state, ctx.dtype = module, context, cut, context._between, x.dtype
         if cut:
             x = cut.moved(x, ctx.state.value, USED.value)
-        if torch.is_autocast_enabled("cpu"):
-            x, weight = (y.to(torch.get_autocast_dtype("cpu")) for y in (x, weight))
-        ctx.save_for_backward(x, weight)
+        x, weight = (y.to(autocast_type(y)) for y in (x, weight))
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
         return F.linear(x, weight.T if is_transposed(module) else weight, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (dy,), (x, weight), module, context = gradients, ctx.saved_tensors, ctx.module, ctx.context
-        dx = dw = meanwhile = None
-        if ctx.needs_input_grad[1]:
-            left, right = (x, dy) if is_transposed(module) else (dy, x)
-            left, right = left.flatten(0, -2).T, right.flatten(0, -2)
+        dx, dw, meanwhile, rows = None, None, None, torch.atleast_2d(dy).flatten(0, -2)
+        if x is not None:
+            inputs = torch.atleast_2d(x).flatten(0, -2)
+            left, right = (inputs.T, rows) if is_transposed(module) else (rows.T, inputs)
             if context.delayed is None:
-                dw = dy.new_empty(weight.shape)
+                dw = dy.new_empty((len(left), right.shape[1]))
                 meanwhile = partial(_multiply, left, right, dw, context.tp.mesh.transfers.poll)
             else:
                 context.delayed.append(torch.no_grad()(lambda: context.add_gradient(module.weight, left @ right)))
-        if ctx.needs_input_grad[0]:
+        if weight is not None:
             dx = dy @ (weight.T if is_transposed(module) else weight)
         if ctx.cut and dx is not None:
             dx = ctx.cut.moved(dx.to(ctx.dtype), USED.gradient, ctx.state.gradient, meanwhile)
         elif meanwhile:
             meanwhile()
-        return dx, dw, dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None, None, None, None
+        return dx, dw, rows.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, poll: Work) -> None:
@@ -183,19 +185,21 @@ def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, po
         poll()
 
 
-class _Attention(TorchFunctionMode):
-    """Attention of this rank's queries to the keys of all ranks along cp, or attention that is recomputed."""
+class _Functions(TorchFunctionMode):
+    """Functions of torch in a pass: attention to the keys of all ranks along cp, or that is recomputed; and a check."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        options = options or {}
+        options, context = options or {}, self._context
+        if context.check:
+            context.check(function, (*arguments, *options.values()))
         if function is not F.scaled_dot_product_attention:
             return function(*arguments, **options)
         with torch._C.DisableTorchFunction():
-            if self._context.recompute_attention:
+            if context.recompute_attention:
                 return checkpoint(self._attention, *arguments, use_reentrant=False, **options)
             return self._attention(*arguments, **options)
 

@@ -58,13 +58,6 @@ class Cut:
         """Return an activation in another placement.  Collective over the line, and so is the backward pass."""
         if self.line.size == 1:
             return x
-        total, own = sum(self.counts), self.counts[self.line.rank]
-        moves_rows = "sharded" in (source.value, target.value)
-        if moves_rows and x.shape[self.dim] != (expected := own if source.value == "sharded" else total):
-            raise ArgumentError(
-                f"an activation of shape {tuple(x.shape)} has {x.shape[self.dim]} rows on rank {self.line.rank} of "
-                f"{self.line.size}, where {expected} of {total} are expected: see Gathered and Sequence(gathered=True)"
-            )
         moved: torch.Tensor = _Exchange.apply(x, self, source, target)
         return moved
 
@@ -72,9 +65,17 @@ class Cut:
         """Return the elements of x in another state, without a backward pass.
 
         meanwhile : a computation while partial sums move, see `Line.carry_out`.
+        Raises ArgumentError, on this rank, where x does not have the rows of its state.
         """
         if source == target:
             return x
+        expected = self.counts[self.line.rank] if source == "sharded" else sum(self.counts)
+        if "sharded" in (source, target) and x.shape[self.dim] != expected:
+            raise ArgumentError(
+                f"an activation of shape {tuple(x.shape)} has {x.shape[self.dim]} rows on rank {self.line.rank} of "
+                f"{self.line.size}, where {expected} of {sum(self.counts)} are expected: see Gathered and "
+                "Sequence(gathered=True)"
+            )
         if (source, target) == ("partial", "replicated"):
             total = x.contiguous() if x.requires_grad else x.clone(memory_format=torch.contiguous_format)
             self.line.sum(flat_array(total), self.kind, meanwhile=meanwhile)

@@ -30,7 +30,7 @@ from trained_models import STEPS, check, float64, trained  # noqa: E402
 from pdgemm.instrument.recorder import Traffic  # noqa: E402
 from pdgemm.parallel.mesh import Line  # noqa: E402
 from pdgemm.schedules.training.row_collectives import rows_by_rank  # noqa: E402
-from pdgemm.training import Mesh, distribute  # noqa: E402
+from pdgemm.training import Columns, Mesh, Replicated, Rows, distribute  # noqa: E402
 from pdgemm.training.training_run import Run  # noqa: E402
 from pdgemm.transport.movers.arrivals import Transfers  # noqa: E402
 
@@ -130,6 +130,76 @@ def test_weight_products_hide_sums_along_tp(comm: Any, sequence: bool, monkeypat
     for k in products:
         assert events[k - 1 : k + 5] == ["start", "mm", "mm", "mm", "mm", "wait"]
     run.mesh.free()
+
+
+class Conv1D(torch.nn.Module):
+    """A linear layer with a row for each input, as in Hugging Face's GPT-2."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(inputs, outputs) / 5)
+        self.bias = torch.nn.Parameter(torch.randn(outputs) / 5)
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.weight + self.bias
+
+
+class Reshaped(torch.nn.Module):
+    """A perceptron with a hidden feature for one rank only, of inputs that are reshaped."""
+
+    def __init__(self, dims: int, linear: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dims, self.up, self.down = dims, linear(1, 6), linear(6, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = {1: x.mean((0, 1)), 2: x.flatten(0, 1), 4: x[:, :, None].expand(-1, -1, 3, -1)}[self.dims]
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 4])
+@pytest.mark.parametrize("frozen", ["", "up.weight", "up.bias"])
+def test_divided_layers_of_any_inputs(comm: Any, dims: int, frozen: str) -> None:
+    """Also where a rank has no column, and in a block of autocast, which leaves float64 as it is."""
+    for linear, autocast in ((Conv1D, True), (lambda n, k: torch.nn.Linear(k, n), False)):
+        with torch.autocast("cpu", enabled=autocast):
+            models, mesh = [Reshaped(dims, linear) for _ in range(2)], Mesh(comm, tp=comm.size)
+            for parameter in [x.get_parameter(frozen) for x in models if frozen]:
+                parameter.requires_grad_(False)
+            x, y = torch.linspace(-1, 1, 2 * 5 * 6).view(2, 5, 6), torch.tensor([1.0, 2.0])
+            table = {"up": Columns(), "down": Rows()}
+            run = distribute(models[0], mesh, table, loss=lambda z, y: (z - y.mean()).square().mean())
+            theirs, _ = torch.optim.SGD(models[1].parameters(), 0.1), run.optimizer(torch.optim.SGD, lr=0.1)
+            for _ in range(2):
+                theirs.zero_grad()
+                loss = (models[1](x) - y.mean()).square().mean()
+                loss.backward()
+                theirs.step()
+                assert abs(run.step(x, y) - float(loss.detach())) <= 1e-14
+            for name, parameter in models[1].named_parameters():
+                assert torch.allclose(run.whole(name), parameter, rtol=0, atol=1e-14), (name, linear)
+            mesh.free()
+
+
+def test_frozen_weights_keep_no_inputs(comm: Any) -> None:
+    """A divided layer saves its inputs for the gradient of its weight alone, and its weight for that of its inputs."""
+    torch.manual_seed(0)
+    saved = list[Any]()
+    for frozen, first, expected in ((False, False, "xw"), (True, False, "w"), (False, True, "x")):
+        mesh, linear = Mesh(comm, tp=comm.size), torch.nn.Linear(6, 4)
+        before = torch.nn.Identity() if first else torch.nn.Linear(6, 6)
+        linear.weight.requires_grad_(not frozen)
+        run = distribute(
+            torch.nn.Sequential(before, linear, torch.nn.Linear(4, 6)), mesh,
+            {"0": Replicated(), "1": Columns(), "2": Rows()}, loss=torch.nn.functional.mse_loss,
+        )  # fmt: skip
+        run.model[1].register_forward_pre_hook(lambda *_: saved.clear())
+        run.model[1].register_forward_hook(lambda *_: saved.append("end"))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.shape), x)[1], lambda x: x):
+            run.step(torch.ones(2, 5, 6), torch.ones(2, 5, 6))
+        own = {"x": (2, 5, 6), "w": run.model[1].weight.shape}
+        assert saved[: saved.index("end")] == [own[key] for key in expected], (frozen, first)
+        mesh.free()
 
 
 def shared_gpt() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -228,6 +229,65 @@ def test_models_that_stages_cannot_divide(comm: Any, monkeypatch: pytest.MonkeyP
             else:
                 with pytest.raises(ArgumentError, match="uses block 0 twice in a pass, or after later blocks"):
                     run.expected(ids, ids)
+
+
+class Outside(torch.nn.Module):
+    """A model that uses a parameter outside of a module that has it."""
+
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.use, self.embedding = use, torch.nn.Embedding(9, 4)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, ids: Any) -> Any:
+        weight = self.blocks[1].weight
+        assert weight.shape == (4, 4) and weight.size(0) == weight.numel() // 4 and not weight.new_zeros(1)
+        used = self.use(weight)
+        x = self.embedding(ids).to(weight.dtype)
+        for block in self.blocks:
+            x = block(x)
+        return x + used
+
+
+def test_parameters_that_are_not_whole(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views of them fail in torch, other functions read freed memory, or with `lazy` elements of the last step."""
+    monkeypatch.setattr(watchdog, "end_job", raise_)
+    uses = (
+        lambda w: torch.nn.functional.linear(torch.ones(4), w), lambda w: torch.mm(w, w), lambda w: w.T.sum(),
+        lambda w: w + 1, lambda w: torch.cat([w, w]).sum(), lambda w: 0,
+    )  # fmt: skip
+    for (number, use), options in product(enumerate(uses), ({"zero": 3}, {"zero": 1, "lazy": True}, {"zero": 2})):
+        mesh = Mesh(comm, dp=-1)
+        run = distribute(Outside(use), mesh, loss=lambda y: y.mean(), **options)
+        run.optimizer(torch.optim.SGD, lr=0.1)
+        ids, step = torch.tensor([[1, 2, 3, 4]] * comm.size), run.step
+        if options["zero"] < 3:
+            step(ids)
+        if options["zero"] == 2 or number == len(uses) - 1:
+            step(ids)
+        else:
+            with pytest.raises(ArgumentError, match=r"^'blocks.1.weight' is used outside of its modules, and with"):
+                step(ids)
+        mesh.free()
+
+
+def test_rows_that_a_divided_layer_does_not_have(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks along tp have some of the positions in front of a divided layer, and no other number of rows."""
+    monkeypatch.setattr(watchdog, "end_job", raise_)
+
+    class Last(Perceptron):
+        def forward(self, x: Any) -> Any:
+            return super().forward(self.norm(x[:, : self.positions]))
+
+    for positions in (1, 5):
+        model = Last()
+        model.positions, model.norm = positions, torch.nn.LayerNorm(LENGTH)
+        with Mesh(comm, tp=2) as mesh:
+            table = {"norm": Sequence(), "up": Columns(), "down": Rows()}
+            run = distribute(model, mesh, table, loss=lambda z: z.mean())
+            with pytest.raises(ArgumentError, match=r"an activation of shape .* has .* rows on rank . of 2, where"):
+                run.step(torch.ones(2, 12, LENGTH))
 
 
 def raise_(_: int) -> None:
