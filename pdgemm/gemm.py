@@ -37,7 +37,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, shared_or_sent
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.planner import considered, explain, fits_in_memory, plan_product
+from pdgemm.planning.planner import considered, explain, fit, fits_in_memory, plan_product
 from pdgemm.planning.product_plan import ProductPlan, with_moves
 from pdgemm.planning.search.candidate_table import Candidate
 from pdgemm.schedules.mover_registry import AUTO, NCCL
@@ -329,7 +329,9 @@ class Plan(ProductPlan):
             raise LayoutError("the plan was made for other nodes, or for ranks that share memory in another way")
         outside = outside_node_memory(A, B)
         if A.shape[1] and outside != problem.outside_node_memory:
-            plan = with_moves(self.arrangement, replace(problem, outside_node_memory=outside))
+            plan = fit(
+                with_moves(self.arrangement, replace(problem, outside_node_memory=outside)), problem.memory_limit
+            )
             if not fits_in_memory(plan, problem.memory_limit):
                 raise MemoryLimitError(
                     f"memory limit {problem.memory_limit} bytes per rank is too small for matrices that the ranks of a "

@@ -20,6 +20,7 @@ from pdgemm.instrument.run_report import RunReport, traffic_of
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import op_letter
+from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.argument_checks import (
     accumulation,
     as_scalar,
@@ -30,6 +31,7 @@ from pdgemm.matrix.argument_checks import (
 )
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import shared_or_sent
 from pdgemm.names import DType, Transpose
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted, in_rate, in_seconds
@@ -68,7 +70,7 @@ def matmul_grouped(
 
     Cost per rank: 2dn flops for each row of its groups; each row is sent once to each of its groups on other ranks, d
     words, and its result back, n words; memory for the rows of its groups, d + n words each, and for messages of at
-    most 1 MiB (device 32 MiB).
+    most 1 MiB (on a device, or between two nodes, 32 MiB).
     Raises LayoutError, GridError, DTypeError, DeviceError or ArgumentError, the same on every rank.
     Error: as of `matmul_batched`, and one rounding more to Y's type if beta is not 0.
     """
@@ -98,15 +100,20 @@ def _multiplied(
 ) -> DistMatrix:
     """Carry out a grouped product whose arguments are checked."""
     comm, new_result = X.grid.comm, Y is None
-    with together(comm, check) as description:
-        n = _width(W, transb, Y)
-        if Y is None:
-            beta, Y = 0, routing.new_result(n, dtypes.product(X.dtype, W.dtype), W.device)
-        rows, results = (routing.new_rows(width, x.dtype, W.device) for width, x in ((X.shape[1], X), (n, Y)))
-        inward = RoutedTransfer(routing, X, rows, True, X.shared)
-        operands = routing.batch_of(rows), W, routing.batch_of(results)
-        product = BatchProduct(*operands, alpha, 0, "N", transb, accumulate_dtype, epilogue)
-        description += ["matmul_grouped", inward.plan.description, *product.description]
+
+    def set_up(by_nodes: bool) -> tuple[DistMatrix, Array, RoutedTransfer, BatchProduct]:
+        with (agreement := together(comm, check)) as description:
+            n = _width(W, transb, Y)
+            new = routing.new_result(n, dtypes.product(X.dtype, W.dtype), W.device) if Y is None else Y
+            rows, results = (routing.new_rows(width, x.dtype, W.device) for width, x in ((X.shape[1], X), (n, new)))
+            inward = RoutedTransfer(routing, X, rows, True, X.shared, by_nodes, agreement)
+            operands = routing.batch_of(rows), W, routing.batch_of(results)
+            product = BatchProduct(*operands, alpha, 0, "N", transb, accumulate_dtype, epilogue)
+            description += ["matmul_grouped", inward.plan.description, *product.description]
+        return new, results, inward, product
+
+    Y, results, inward, product = shared_or_sent(comm, set_up)
+    beta = 0 if new_result else beta
     outward = routing.transfer_to(Y, results, beta, new_result, check)
     counts = inward()
     work = product(perf_counter()).report

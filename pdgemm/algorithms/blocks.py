@@ -57,7 +57,8 @@ def from_blocks(
 
     The blocks of all ranks cover the matrix: each element is in exactly one block.  `.report` has the words sent.
 
-    Cost per rank: each element that changes its rank is sent once, packed, in one exchange; messages of at most 1 MiB.
+    Cost per rank: each element that changes its rank is sent once, packed, in one exchange; messages of at most 1 MiB
+    (on a device, or between two nodes, 32 MiB).
     Raises LayoutError if blocks overlap or elements are missing; the message names the ranks and the rectangles.
     Raises DTypeError, ArgumentError, GridError or DeviceError for other mistakes.  All errors are raised on every rank,
     before any element is sent.
@@ -134,10 +135,10 @@ def _move(
     matrix: DistMatrix, blocks: list[Array], rectangles: tuple[tuple[Rectangle, ...], ...], inward: bool, start: float
 ) -> RunReport:
     """Copy the elements of the blocks of all ranks to a matrix, or back, and return the report.  Collective."""
-    grid, device = matrix.grid, devices.of(matrix.stored)
+    grid, device, name = matrix.grid, devices.of(matrix.stored), "from_blocks" if inward else "to_blocks"
 
     def set_up(by_nodes: bool) -> tuple[RectangleExchange, ExchangeBuffers]:
-        with together(grid.comm):
+        with together(grid.comm) as arguments:
             on: tuple[str, bool] = ("", False)
             if device:
                 held = [x for x in (matrix.stored, *blocks) if x.size]
@@ -147,12 +148,13 @@ def _move(
             order: Order = matrix.order if inward else "C"
             plan = plan_rectangles(rectangles, matrix.layout_in(grid), inward, order, *on)
             plan = between_nodes(plan, grid, by_nodes)
+            arguments += [name, f"nodes={plan.nodes}"]
             buffers = ExchangeBuffers(plan, grid.comm.rank, device, grid.memory)
         return plan, buffers
 
     plan, buffers = shared_or_sent(grid.comm, set_up)
     X, Y = (blocks, matrix.stored) if inward else (matrix.stored, blocks)
-    recorder = timed_exchange("from_blocks" if inward else "to_blocks", 1, X, 0, Y, plan, buffers, grid)
+    recorder = timed_exchange(name, 1, X, 0, Y, plan, buffers, grid)
     ends = counted(sum(map(len, rectangles)), "block") + " of any size", str(plan.layout)
     source, target = ends if inward else ends[::-1]
     return report_of_move(recorder, [plan], grid, perf_counter() - start, name="A", source=source, target=target)

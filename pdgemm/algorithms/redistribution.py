@@ -71,7 +71,8 @@ def redistribute(
 
     Returns Y; `Y.report` has the words that were sent and the seconds of the redistribution.
 
-    Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB (device 32 MiB).
+    Cost per rank: each element that changes its owner is sent once, packed; messages of at most 1 MiB (on a
+    device, or between two nodes, 32 MiB).
     Raises LayoutError, GridError, DTypeError, ArgumentError or MemoryLimitError on every rank, before any message.
     """
     start, comm, new_result = perf_counter(), communicator(X=X, out=out), out is None
@@ -229,7 +230,8 @@ def between_nodes(
     """
     if not allowed or not grid.shares_memory or grid.ranks_per_node is None:
         return direct
-    return fastest_exchange(direct, grid.nodes, on_nodes(machine_at_hand(), grid.ranks_per_node), memory_limit)
+    machine = (grid.draft and grid.draft.machine) or on_nodes(machine_at_hand(), grid.ranks_per_node)
+    return fastest_exchange(direct, grid.nodes, machine, memory_limit)
 
 
 def move_report(name: str, plan: Exchange, grid: ProcessGrid, recorder: Recorder, seconds: float) -> RunReport:

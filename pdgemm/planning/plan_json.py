@@ -10,6 +10,7 @@ import msgspec
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.algorithm_registry import ALGORITHMS, algorithm_of
 from pdgemm.planning.problem import Problem
+from pdgemm.schedules.exchanges.block_messages import MOST_JOINED
 from pdgemm.schedules.exchanges.exchange import Exchange
 from pdgemm.schedules.mover_registry import MOVERS, STAGED
 from pdgemm.schedules.products import Product
@@ -55,8 +56,6 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
     layouts = [*problem.layouts, *product_layouts, *(x for _, move in moves for x in (move.source, move.target))]
     if not all(on_ranks(x.rank_map, x.distribution.grid_shape, size) for x in layouts):
         return f"a layout does not have a different rank from 0 to {size - 1} at each position of its grid"
-    if any(move.nodes not in ((), problem.nodes) for _, move in moves):
-        return "a redistribution is between other nodes than those of the problem"
     sides = [side for x in layouts for side in (x.distribution.rows, x.distribution.cols)]
     if any(side.n + side.skip > _MOST_BLOCKS * side.block for side in sides):
         return f"a matrix has more than {_MOST_BLOCKS} blocks in a row or a column"
@@ -70,8 +69,10 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
         return "its algorithm cannot compute only a triangle of C"
     if any(move.size != size or move.words < 1 for _, move in moves) or not product.fits(size):
         return "its layouts do not fit its algorithm"
-    if any(len(nodes) not in (0, size) for nodes in (problem.nodes, product.nodes)):
-        return "its list of nodes does not have an entry for each rank"
+    if len(problem.nodes) not in (0, size * problem.shared) or product.nodes not in ((), problem.nodes):
+        return "its lists of nodes differ, or do not have an entry for each rank that shares memory"
+    if any(move.nodes and not _is_between_nodes(move, problem) for _, move in moves):
+        return "a redistribution has other messages between nodes than those of the problem's nodes"
     if product.mover not in {*MOVERS, *algorithm_of(product).moves_by} - {STAGED.name}:
         return f"its mover {product.mover!r} cannot transfer its panels"
     if min(product.width, product.lookahead + 1) < 1 or getattr(product, "rows", 1) < 1:
@@ -79,3 +80,10 @@ def _fault(product: Product, moves: Moves, problem: Problem) -> str:
     if product.turns > _MOST_BLOCKS:
         return f"C is reduced in more than {_MOST_BLOCKS} pieces"
     return ""
+
+
+def _is_between_nodes(move: Exchange, problem: Problem) -> bool:
+    """Return whether the move has one message between two nodes of the problem, and buffers for all of its words."""
+    if move.nodes != problem.nodes or move.shared or move.device or move.staged or move.nccl:
+        return False
+    return move == move.joined(problem.nodes) and move.words * move.wire.itemsize <= MOST_JOINED

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from mpi4py import MPI
 
+from pdgemm.instrument.recorder import nothing
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import wire
-from pdgemm.schedules.exchanges.block_messages import Block
+from pdgemm.schedules.exchanges.block_messages import EXCHANGE, Block
 from pdgemm.support.waits import Wait
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.exchange_buffers import TileTransfer, part_of
@@ -40,7 +41,7 @@ def send_by_nodes(transfer: TileTransfer) -> None:
                     rows, cols = (x.shifted(0, x.target[0]) for x in (block.rows, block.cols))
                     copy_blocks(part_of(transfer.X, block), place, rows, cols)
         buffers.sync()
-        requests, nbytes = list[MPI.Request](), 0
+        requests, received_bytes = list[MPI.Request](), 0
         for message in steps.messages(me, distances):
             part = slice(message.start, message.start + message.words)
             if message.sent:
@@ -49,8 +50,8 @@ def send_by_nodes(transfer: TileTransfer) -> None:
             else:
                 requests.append(grid.comm.Irecv(wire(received[part]), source=message.peer))
                 recorder.traffic.received(message.words)
-            nbytes += message.words * plan.wire.itemsize
-        end_of_span = recorder.moving("exchange", nbytes)
+                received_bytes += message.words * plan.wire.itemsize
+        end_of_span = recorder.moving(EXCHANGE, received_bytes) if received_bytes else nothing
         for block in staying:
             with recorder.phase("pack"):
                 for tile in plan.tiles(block):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pdgemm.algorithms.redistribution import timed_exchange, transfer_ways
+from pdgemm.algorithms.redistribution import between_nodes, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import IndexPairs, identity, merged
@@ -26,7 +26,7 @@ from pdgemm.local.arrays.elementwise import CONVERT, Combine, scale
 from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_result, communicator
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, new_array
+from pdgemm.matrix.local_arrays import all_shared, new_array, shared_or_sent
 from pdgemm.schedules.exchanges.routed_rows import RoutedRows, plan_routed
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
@@ -148,11 +148,16 @@ class Routing:
         Cost per rank: each row is sent once to each of its groups on other ranks, packed, in one exchange.
         """
         start, comm = perf_counter(), communicator(X=X)
-        with together(comm, check) as arguments:
-            check_matrices(X=X)
-            rows = self.new_rows(X.shape[1], X.dtype, devices.of(X.stored))
-            transfer = RoutedTransfer(self, X, rows, True, X.shared)
-            arguments += ["to_groups", transfer.plan.description]
+
+        def set_up(by_nodes: bool) -> tuple[Array, RoutedTransfer]:
+            with (agreement := together(comm, check)) as arguments:
+                check_matrices(X=X)
+                rows = self.new_rows(X.shape[1], X.dtype, devices.of(X.stored))
+                transfer = RoutedTransfer(self, X, rows, True, X.shared, by_nodes, agreement)
+                arguments += ["to_groups", transfer.plan.description]
+            return rows, transfer
+
+        rows, transfer = shared_or_sent(comm, set_up)
         recorder = transfer()
         batch = self.batch_of(rows)
         batch.report = self._move_report(transfer, recorder, start)
@@ -221,27 +226,35 @@ class Routing:
         new_result : Y was allocated for this transfer.
         """
         shared = all_shared(rows, self.grid)
-        with together(self.grid.comm, check) as arguments:
-            transfer = RoutedTransfer(self, Y, rows, False, shared, beta)
-            arguments += ["to_rows", transfer.plan.description, f"beta={transfer.beta}"]
+
+        def set_up(by_nodes: bool) -> RoutedTransfer:
+            with (agreement := together(self.grid.comm, check)) as arguments:
+                transfer = RoutedTransfer(self, Y, rows, False, shared, by_nodes, agreement, beta)
+                arguments += ["to_rows", transfer.plan.description, f"beta={transfer.beta}"]
+            return transfer
+
+        transfer = shared_or_sent(self.grid.comm, set_up)
         if new_result:
             Y.shared = all_shared(Y.stored, Y.grid)
         return transfer
 
-    def plan(self, X: DistMatrix, inward: bool, shared: bool, copies_only: bool, dtype: np.dtype) -> RoutedRows:
+    def plan(
+        self, X: DistMatrix, inward: bool, shared: bool, by_nodes: bool, copies_only: bool, dtype: np.dtype
+    ) -> RoutedRows:
         """Return the plan of the exchange of the rows of X: to the groups (`inward`), or back.  Local.
 
-        shared : ranks can read each other's source arrays.   copies_only : beta is 0.
-        dtype : the type of the groups' rows.
+        shared : ranks can read each other's source arrays.   by_nodes : two nodes may exchange one message.
+        copies_only : beta is 0.   dtype : the type of the groups' rows.
         """
         pairs = self._pairs.get((X.shape[0], inward))
         if pairs is None:
             rows = " or ".join(str(m) for m in {self.rows * (1 if inward else self.choices), self.rows * self.choices})
             raise LayoutError(f"{'X' if inward else 'Y'} needs {rows} rows, got {X.distribution} on a {X.grid} grid")
         ways = transfer_ways(devices.of(X.stored), self.grid, shared, X.mpi_addressable)
-        key = X.layout_in(self.grid), inward, pairs, copies_only, dtype, ways
+        key = X.layout_in(self.grid), inward, pairs, by_nodes, copies_only, dtype, ways
         if key not in self._plans:
-            self._plans[key] = plan_routed(key[0], pairs, self.counts, inward, copies_only, dtype, *ways)
+            direct = plan_routed(key[0], pairs, self.counts, inward, copies_only, dtype, *ways)
+            self._plans[key] = between_nodes(direct, self.grid, by_nodes)
         return self._plans[key]
 
     def scale_others(self, Y: DistMatrix, beta: Any) -> None:
@@ -286,10 +299,14 @@ class Routing:
 class RoutedTransfer:
     """A planned exchange of rows, with its buffers: to the groups, or back, Y := R + beta Y with the returned rows R.
 
-    X : the matrix.   rows : the rows of this rank's groups, from `Routing.new_rows`.   shared : as in `Routing.plan`.
+    X : the matrix.   rows : the rows of this rank's groups, from `Routing.new_rows`.
+    shared, by_nodes : as in `Routing.plan`.   agreement : the block in which the caller makes the transfer.
     """
 
-    def __init__(self, routing: Routing, X: DistMatrix, rows: Array, inward: bool, shared: bool, beta: Any = 0) -> None:
+    def __init__(
+        self, routing: Routing, X: DistMatrix, rows: Array, inward: bool, shared: bool, by_nodes: bool,
+        agreement: together, beta: Any = 0,
+    ) -> None:  # fmt: skip
         if devices.of(X.stored) is not devices.of(rows):
             where = devices.name_of(rows)
             raise DeviceError(f"the matrix is on {X.device}, rows of groups are on {where}: copy one with to_device")
@@ -301,8 +318,9 @@ class RoutedTransfer:
             if not can_convert(rows.dtype, X.dtype):
                 raise DTypeError(f"{rows.dtype} elements cannot become {X.dtype}")
         self.beta, self._routing, self._matrix, self._rows = beta, routing, X, rows
-        self.plan = routing.plan(X, inward, shared, beta == 0, rows.dtype)
-        self._buffers = ExchangeBuffers(self.plan, routing.grid.rank, devices.of(rows))
+        self.plan = routing.plan(X, inward, shared, by_nodes, beta == 0, rows.dtype)
+        agreement.check |= bool(self.plan.nodes)  # a rank may lack memory that the ranks of a node share
+        self._buffers = ExchangeBuffers(self.plan, routing.grid.rank, devices.of(rows), routing.grid.memory)
 
     def __call__(self) -> Recorder:
         """Carry out the exchange; return the recorder of words and seconds.  Collective."""

@@ -43,7 +43,7 @@ def select(A: DistMatrix, rows: Indices = None, cols: Indices = None) -> DistMat
     the words that were sent.
 
     Cost per rank: each element of the result that is on another rank in A is sent once, packed, in one exchange;
-    messages of at most 1 MiB (device 32 MiB).
+    messages of at most 1 MiB (on a device, or between two nodes, 32 MiB).
     Raises ArgumentError, which is an IndexError too, or another error of the package, on every rank.
     """
     start, comm = perf_counter(), communicator(A=A)
@@ -77,7 +77,7 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
     """
     grid, comm = Y.grid, Y.grid.comm
 
-    def set_up(by_nodes: bool) -> tuple[Selection, ExchangeBuffers]:
+    def set_up(by_nodes: bool) -> tuple[Selection, ExchangeBuffers | None]:
         with together(comm) as arguments:
             check_result("A", Y, {})
             if X.device != Y.device:
@@ -91,10 +91,13 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
             plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
             plan = between_nodes(plan, grid, by_nodes)
             arguments += [name, plan.description]
-            workspace = ExchangeBuffers(plan, comm.rank, where, grid.memory)
+            workspace = None if grid.draft else ExchangeBuffers(plan, comm.rank, where, grid.memory)
         return plan, workspace
 
     plan, workspace = shared_or_sent(comm, set_up)
+    if workspace is None:
+        grid.draft.add("A", plan)
+        return
     recorder = timed_exchange(name, 1, X.stored, 0, Y.stored, plan, workspace, grid)
     Y.report = move_report("A", plan, grid, recorder, perf_counter() - start)
 

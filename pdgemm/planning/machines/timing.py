@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import ceil, log2
+from typing import Any
 
 import numpy as np
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.schedules.exchanges.block_messages import EXCHANGE, AnyExchange, Redistribution
+from pdgemm.schedules.exchanges.block_messages import EXCHANGE, MOST_JOINED, AnyExchange, Redistribution
 from pdgemm.schedules.mover_registry import MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule
+from pdgemm.support.remembered import remembered
 
 _SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks
-_MOST_JOINED = 1 << 25  # bytes of a message between nodes
 _WORTHWHILE = 0.8  # messages between nodes are chosen if they take less than this part of the time
 _FEW = 4  # with fewer than a fourth as many messages as there are nodes, ranks send to ranks
 
@@ -74,7 +75,6 @@ def exchange_seconds(exchange: Redistribution, machine: Machine, rank: int) -> f
     return machine.call_overhead + copied + moving + machine.crowded(words, partners, itemsize, exchange.size)
 
 
-@lru_cache(maxsize=16)
 def fastest_exchange(
     direct: AnyExchange, nodes: tuple[int, ...], machine: Machine, memory_limit: int | None = None
 ) -> AnyExchange:
@@ -88,9 +88,16 @@ def fastest_exchange(
         return direct
     if _FEW * max(direct.traffic(rank).messages_received for rank in sample(direct.size)) < number:
         return direct
+    return _fastest(direct, (nodes, machine, memory_limit))
+
+
+@remembered  # in `direct`; a cache of this module would keep the indices of many selections
+def _fastest(direct: Any, where: tuple[tuple[int, ...], Machine, int | None]) -> Any:
+    """Return the result of `fastest_exchange` if a rank has many partners.   where : its other arguments."""
+    nodes, machine, memory_limit = where
     joined = direct.joined(nodes)
     fits = memory_limit is None or joined.extra_bytes(None) <= memory_limit
-    if not fits or joined.words * joined.wire.itemsize > _MOST_JOINED:
+    if not fits or joined.words * joined.wire.itemsize > MOST_JOINED:
         return direct
     seconds = [max(exchange_seconds(x, machine, rank) for rank in sample(x.size)) for x in (direct, joined)]
     return joined if seconds[1] < _WORTHWHILE * seconds[0] else direct

@@ -21,6 +21,7 @@ from pdgemm.support.remembered import remembered, remembered_if
 
 PACKED_BYTES = 1 << 20  # bytes of a message, which stays in cache while it is packed, sent and unpacked
 DEVICE_BYTES = 1 << 25  # bytes of a message on a device, where each message costs launches and waits
+MOST_JOINED = 1 << 25  # bytes of the largest message between two nodes
 NODE_BYTES = 1 << 22  # bytes of the messages of a rank to other nodes in one step, if they are that short
 EXCHANGE = "exchange"  # kind of the messages of all exchanges
 SLOTS, DEVICE_SLOTS = 2, 4  # messages in flight in each direction

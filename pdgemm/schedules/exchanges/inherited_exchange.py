@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.exchanges.block_messages import Block, Redistribution
 from pdgemm.schedules.exchanges.exchange import Exchange, fitted_messages
+from pdgemm.schedules.exchanges.node_messages import WordsOf
 from pdgemm.support.remembered import remembered
 
 
@@ -46,6 +49,16 @@ class InheritedExchange(Exchange):
 
     def blocks_sent(self) -> tuple[np.ndarray, ...]:
         return Redistribution.blocks_sent(self)
+
+    @property
+    def words_of(self) -> tuple[WordsOf, WordsOf]:
+        return partial(self._words_of, self.sends), partial(self._words_of, self.receives)
+
+    def _words_of(self, blocks: Callable[[int], list[Block]], ranks: np.ndarray) -> np.ndarray:
+        words = np.zeros(self.size, np.int64)
+        for block in chain.from_iterable(map(blocks, ranks.tolist())):
+            words[block.peer] += block.rows.size * block.cols.size
+        return words
 
     def staying_words(self, rank: int) -> int:
         return Redistribution.staying_words(self, rank)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from contextlib import ExitStack
+from functools import partial
+from math import inf
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,13 +17,26 @@ from mpi4py import MPI
 from problems import grid_shapes
 from tiers import every_grid, everything
 
-from pdgemm import DistMatrix, Machine, Plan, ProcessGrid, pdgemm, plan, select
+from pdgemm import (
+    Batch,
+    DistMatrix,
+    Machine,
+    Plan,
+    ProcessGrid,
+    linalg,
+    matmul_grouped,
+    pdgemm,
+    plan,
+    plan_grouped,
+    select,
+)
 from pdgemm.algorithms import redistribution
 from pdgemm.algorithms.blocks import reported_blocks
 from pdgemm.algorithms.redistribution import timed_exchange
-from pdgemm.errors import NodeMemoryError
+from pdgemm.errors import ArgumentError, NodeMemoryError
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.node_memory import NodeMemory
+from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Link
 from pdgemm.schedules.exchanges import block_messages
@@ -133,9 +151,9 @@ def test_blocks_of_any_size(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             assert grid.comm.allreduce(x.counted.messages_sent) == nodes * (nodes - 1)
 
 
-def slow_messages(per_node: int | None = None) -> Machine:
+def slow_messages(per_node: int | None = None, alpha: float = 1e-2) -> Machine:
     """Return a machine on which a message between nodes takes as long as many small products."""
-    links = {kind: Link(1e-2, x.beta) for kind, x in Machine().inter.items()}
+    links = {kind: Link(alpha, x.beta) for kind, x in Machine().inter.items()}
     return Machine(name="slow messages", ranks_per_node=per_node, inter=links)
 
 
@@ -167,6 +185,13 @@ def test_the_model_chooses_them(comm: Any, monkeypatch: pytest.MonkeyPatch) -> N
         assert Plan.from_json(planned.to_json()) == planned
 
 
+def forbid_node_memory(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a rank that is `full` gets no memory that its node shares."""
+    error = NodeMemoryError("no room")
+    if full:
+        monkeypatch.setattr(NodeMemory, "empty", Mock(side_effect=error))
+
+
 @pytest.mark.on_ranks(4)
 def test_without_node_memory_ranks_send_to_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a rank lacks memory that its node shares, all ranks carry out the exchange from rank to rank."""
@@ -175,14 +200,139 @@ def test_without_node_memory_ranks_send_to_ranks(comm: Any, monkeypatch: pytest.
     with ProcessGrid(comm.Dup()) as grid:
         X = DistMatrix.random((40, 40), grid=ProcessGrid(grid.base.comm, (1, comm.size)), block=1).copy()
         Y = DistMatrix.zeros((40, 40), grid=grid, block=3)
-        empty = NodeMemory.empty
-
-        def full(memory: NodeMemory, *size: Any, **options: Any) -> Any:
-            if comm.rank == 1:
-                raise NodeMemoryError("no room")
-            return empty(memory, *size, **options)
-
-        monkeypatch.setattr(NodeMemory, "empty", full)
+        forbid_node_memory(comm.rank == 1, monkeypatch)
         X.redistribute(out=Y, check=False)
         assert np.array_equal(Y.allgather(), X.allgather())
         assert grid.comm.allreduce(Y.report.counted.messages_sent) == 12
+
+
+def divide(grid: Any, places: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that each rank of a grid is on the node of this number; the ranks of a node need not be consecutive."""
+    shared = grid._shared
+    node = MPI.Intracomm(shared.comm.Split(places[shared.comm.rank]))
+    nodes = tuple(places.index(place) for place in places)
+    here = {"node": node, "memory": NodeMemory(node, inf, True), "nodes": nodes, "shares_memory": True}
+    for name, value in (here | {"ranks_per_node": max(Counter(nodes).values())}).items():
+        monkeypatch.setattr(shared, name, value)
+
+
+@pytest.mark.on_ranks(4, 6)
+@pytest.mark.parametrize("nbytes", [0, 64, block_messages.NODE_BYTES])
+def test_scattered_and_ragged_nodes(comm: Any, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes with 1 to 3 ranks, which do not follow each other; repeated, and with several messages in a step."""
+    monkeypatch.setattr(block_messages, "NODE_BYTES", nbytes)
+    with ProcessGrid(comm.Dup()) as grid, ProcessGrid(grid.base.comm, (comm.size, 1)) as rows:
+        for places in ([0, 1, 0, 1, 2, 0], [2, 0, 1, 0, 1, 1], [0, 1, 1, 0, 2, 3]):
+            divide(grid, places[: comm.size], monkeypatch)
+            X = DistMatrix.random((31, 23), grid=grid, block=(2, 3))
+            Y = DistMatrix.zeros((31, 23), grid=rows, block=1, order="F")
+            plan = plan_exchange(X.layout_in(grid), Y.layout_in(grid), grid.size).joined(grid.nodes)
+            buffers = ExchangeBuffers(plan, comm.rank, shared=grid.memory)
+            for again in range(3):
+                X.local[...] += again
+                counted = timed_exchange("test", 1, X.stored, 0, Y.stored, plan, buffers, grid).traffic
+                assert np.array_equal(Y.allgather(), X.allgather())
+                check_counts(plan, grid, counted)
+
+
+@pytest.mark.on_ranks(4, 6)
+def test_rows_of_groups(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the owners of the groups, and back; and from rank to rank where a rank lacks node-shared memory."""
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    monkeypatch.setattr(redistribution, "machine_at_hand", slow_messages)
+    rng = np.random.default_rng(0)
+    with ProcessGrid(comm.Dup(), (comm.size, 1)) as grid:
+        X = DistMatrix.random((200, 12), grid=grid, block=(1, 12))
+        w, owner = rng.random((8, 12, 5)), np.arange(8) % comm.size
+        W, groups = Batch.from_global([*w], grid.comm, owner), rng.integers(-1, 8, (200, 2))
+        expected = np.where(groups[..., None] < 0, 0, np.einsum("ia,ijab->ijb", X.allgather(), w[groups]))
+        partners = (comm.size // 2) * (comm.size // 2 - 1)
+        for messages in (partners, comm.size * (comm.size - 1)):
+            routing = plan_grouped(X, groups[X.indices()[0]], owner)
+            batch = routing.to_groups(X, check=False)
+            Y = routing.to_rows(batch, check=False)
+            chosen = groups.ravel() >= 0
+            assert np.array_equal(Y.allgather()[chosen], np.repeat(X.allgather(), 2, axis=0)[chosen])
+            Z = matmul_grouped(X, W, routing, check=False)
+            assert np.allclose(Z.allgather().reshape(200, 2, 5), expected, rtol=1e-13)
+            for report, times in ((batch.report, 1), (Y.report, 1), (Z.report, 2)):
+                assert report.counted == report.predicted and report.extra_bytes == report.predicted_extra_bytes
+                assert grid.comm.allreduce(report.counted.messages_sent) == times * messages
+            forbid_node_memory(comm.rank == 1, monkeypatch)
+
+
+@pytest.mark.on_ranks(4)
+def test_what_is_planned_is_sent(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs have the messages of a run on their machine; bytes are traced once, where they are received."""
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    with ProcessGrid(comm.Dup()) as grid:
+        A = DistMatrix.random((40, 40), grid=ProcessGrid(grid.base.comm, (1, comm.size)), block=1)
+
+        def mixed(A: DistMatrix) -> list[Any]:
+            picked = select(A, cols=np.random.default_rng(0).permutation(40))
+            return [picked.report, A.redistribute(grid=A.grid, block=7).report]
+
+        monkeypatch.setattr(redistribution, "machine_at_hand", partial(slow_messages, alpha=1e-12))
+        programs = [linalg.plan(mixed, A, machine=machine) for machine in (slow_messages(2), None)]
+        assert [[bool(move.nodes) for _, move in x.stages] for x in programs] == [[True, True], [False, False]]
+        monkeypatch.setattr(redistribution, "machine_at_hand", slow_messages)
+        with spans.taking(trace := spans.Trace()):
+            counted = sum((x.counted for x in mixed(A)), Traffic())
+        assert counted == programs[0].traffic(comm.rank)
+        arrived = sum(x[4] for x in trace.spans if x[0] == spans.MOVING)
+        assert arrived == 8 * (counted.words_received - counted.words_read)
+
+
+@pytest.mark.on_ranks(4)
+def test_ranks_with_other_machines_do_not_wait(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    monkeypatch.setattr(
+        redistribution, "machine_at_hand", partial(slow_messages, alpha=1e-2 if comm.rank == 0 else 1e-12)
+    )
+    with ProcessGrid(comm.Dup()) as grid:
+        with pytest.raises(ArgumentError, match=r"different arguments.*nodes=\(0, 0, 2, 2\)"):
+            DistMatrix.from_blocks(np.ones((40, 10)), axis=1, grid=grid, block=3)
+        A = DistMatrix.random((40, 40), grid=ProcessGrid(grid.base.comm, (1, comm.size)), block=1)
+        some = np.random.default_rng(0).permutation(40)
+        for move in (lambda: A.redistribute(grid=grid, block=3), lambda: select(A, cols=some)):
+            with pytest.raises(ArgumentError, match="different arguments"):
+                move()
+
+
+@pytest.mark.on_ranks(4)
+def test_a_saved_plan_with_other_messages_is_refused(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    with ProcessGrid(comm.Dup()) as grid:
+        A, B = (DistMatrix.random((40, 40), grid=ProcessGrid(grid.base.comm, (1, 4)), block=1) for _ in "AB")
+        saved = plan(A, B, algorithm="summa", shape=grid.shape, machine=slow_messages(2))
+        text = saved.to_json()
+        words = saved.moves[0][1].words
+        for old, new, said in (
+            (f'"words": {words}', '"words": 1', "other messages between nodes"),
+            ('"nccl": false, "nodes": [0', '"nccl": true, "nodes": [0', "other messages between nodes"),
+            ('"nodes": [0, 0, 2, 2]', '"nodes": [0, 0, 0, 3]', "its lists of nodes|other messages between nodes"),
+            ('"shared": true, "reads"', '"shared": false, "reads"', "its lists of nodes"),
+        ):
+            places = [x.start() for x in re.finditer(re.escape(old), text)]
+            assert places, old
+            for place in places:
+                with pytest.raises(ArgumentError, match=f"not a plan that was saved: .*{said}"):
+                    Plan.from_json(text[:place] + new + text[place + len(old) :])
+
+
+@pytest.mark.on_ranks(4)
+def test_matrices_outside_of_node_memory_within_the_limit(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved plan whose operands have to be copied has smaller messages, if the limit requires that."""
+    monkeypatch.setenv("PDGEMM_RANKS_PER_NODE", "2")
+    with ProcessGrid(comm.Dup()) as grid:
+        A, B = DistMatrix.random((64, 8), grid=grid, seed=1), DistMatrix.random((8, 64), grid=grid, seed=2)
+        C = DistMatrix.zeros((64, 64), grid=ProcessGrid(grid.base.comm, (1, 4)), block=1)
+        how: dict[str, Any] = {"algorithm": "summa", "shape": grid.shape, "machine": slow_messages(2)}
+        limit = plan(A, B, C, **how).extra_bytes(None)
+        saved = plan(A, B, C, memory_limit=limit, **how)
+        assert [move.nodes for _, move in saved.moves] == [grid.nodes]
+        a, b = A.copy(), B.copy()
+        assert not a.shared
+        saved.execute(a, b, C)
+        assert np.allclose(C.allgather(), a.allgather() @ b.allgather(), rtol=1e-13)
+        assert C.report.extra_bytes == C.report.predicted_extra_bytes <= limit
