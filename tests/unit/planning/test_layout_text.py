@@ -190,9 +190,9 @@ def test_a_simulation_says_what_it_walked(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_commands_say_where_two_nodes_exchange_one_message() -> None:
-    words = ("--shape", "2000,2000,2000", "--ranks", "480", "--ranks-per-node", "24", "--layouts", "rows")
+    words = ("--shape", "1000,1000,1000", "--ranks", "480", "--ranks-per-node", "24", "--layouts", "rows")
     machine = replace(Machine(), ranks_per_node=24)
-    moves = dict(Question(2000, 2000, 2000, 480, layouts="rows", machine=machine).plan().moves)
+    moves = dict(Question(1000, 1000, 1000, 480, layouts="rows", machine=machine).plan().moves)
     names = "".join(name for name, move in moves.items() if move.nodes)
     assert names and len(names) < len(moves)
     facts, plans = (
