@@ -100,10 +100,10 @@ class NodeMessages:
         of_node = self._pairs(here, outgoing)
         for d in distances:
             others = self.ranks[self.at(here, d if outgoing else -d)]
-            words = of_node[:, others]  # (rank of this node, rank of the other node)
-            before = np.cumsum(words if outgoing else words.T) - (words if outgoing else words.T).ravel()
-            starts = before.reshape(words.shape) if outgoing else before.reshape(words.T.shape).T
-            for peer, start, size in zip(others.tolist(), starts[place].tolist(), words[place].tolist()):
+            words = of_node[:, others] if outgoing else of_node[:, others].T  # (sender, receiver)
+            starts = np.cumsum(words).reshape(words.shape) - words
+            own = (place, slice(None)) if outgoing else (slice(None), place)
+            for peer, start, size in zip(others.tolist(), starts[own].tolist(), words[own].tolist()):
                 if size:
                     yield Segment(self.holder(here, d), peer, self.place(d) + start)
 
@@ -111,9 +111,7 @@ class NodeMessages:
         """Return the words that each rank of a node (a row) sends to each rank, or receives from it."""
         if (node, outgoing) not in self._known:
             words_of = self._to if outgoing else self._from
-            self._known[node, outgoing] = np.stack(
-                [words_of(self.ranks[node][[x]]) for x in range(len(self.ranks[node]))]
-            )
+            self._known[node, outgoing] = np.stack([words_of(np.array([rank])) for rank in self.ranks[node]])
         return self._known[node, outgoing]
 
     def messages(self, rank: int, distances: range) -> Iterator[NodeMessage]:
