@@ -1,4 +1,4 @@
-"""Plant 120 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
+"""Plant 122 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
     python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
     python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
@@ -359,6 +359,12 @@ MUTANTS = [
            "end_job(1)", "raise", ("0 tests/cli/test_training_failures.py",)),
     Mutant("errors: an interrupt of a callback leaves the messages of a product", "GuardedCallback.__call__",
            "except BaseException as bad:", "except Exception as bad:", (f"4 {R}algorithms/test_summa.py",)),
+    Mutant("exchanges: ranks read the buffers of their node before messages have arrived", "send_by_nodes",
+           "        end_of_span()\n        buffers.sync()\n", "        end_of_span()\n",
+           (f"4 {R}transport/test_node_exchange.py",)),
+    Mutant("exchanges: what stays on a node is written into the buffers that are sent", "send_by_nodes",
+           "RECEIVED if is_here else SENT", "SENT",
+           (f"4 {R}transport/test_node_exchange.py",)),
     Mutant("low precision: a part of a matrix has the first blocks' scales", "Scaled.__getitem__",
            "of_scales.append(slice(first, last if stop > start else first))",
            "of_scales.append(slice(0, last - first if stop > start else 0))", (f"2 {R}scaled/test_scaled.py",)),
