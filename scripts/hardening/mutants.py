@@ -1,4 +1,4 @@
-"""Plant 122 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
+"""Plant 123 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
     python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
     python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
@@ -359,6 +359,9 @@ MUTANTS = [
            "end_job(1)", "raise", ("0 tests/cli/test_training_failures.py",)),
     Mutant("errors: an interrupt of a callback leaves the messages of a product", "GuardedCallback.__call__",
            "except BaseException as bad:", "except Exception as bad:", (f"4 {R}algorithms/test_summa.py",)),
+    Mutant("training: weight products follow the sum that they are to hide", "Line.carry_out",
+           "self.mesh.transfers.expect(group)\n", "self.mesh.transfers.wait(group)\n",
+           (f"2 {R}training/test_meshes.py",)),
     Mutant("exchanges: ranks read the buffers of their node before messages have arrived", "send_by_nodes",
            "        end_of_span()\n        buffers.sync()\n", "        end_of_span()\n",
            (f"4 {R}transport/test_node_exchange.py",)),
