@@ -99,6 +99,7 @@ class ProcessGrid:
         self.row, self.col, self.depth = (
             tracked(cart.Sub([axis == kept for axis in range(3)])) if cart else MPI.COMM_NULL for kept in (2, 1, 0)
         )
+        self.connected = True
         self.layer, i, j = cart.coords if cart else (-1, -1, -1)
         self.coords = (i, j)  # (-1, -1) on idle ranks
         if cart:
@@ -111,7 +112,7 @@ class ProcessGrid:
         cached until the last grid of the communicator is freed, so that a repeated product creates no communicators.
         """
         check_not_freed(self.comm)
-        if (self.shape, self.layers, self.rank_map) == (shape, layers, rank_map):
+        if self.connected and (self.shape, self.layers, self.rank_map) == (shape, layers, rank_map):
             return self
         kept, key = self._shared.work_grids, (shape, layers, rank_map)
         if key not in kept:
@@ -131,12 +132,35 @@ class ProcessGrid:
         grid.shape, grid.layers, grid.ranks = shape, layers, np.array(rank_map).reshape(layers, *shape)
         return grid
 
+    connected = True  # whether the grid has row, column and depth communicators
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the grid that the user made, of which this grid may be a view with other or fewer positions."""
+        return self.__dict__.get("_members") or self.base.rank_map
+
+    def reshaped(self, shape: tuple[int, int], rank_map: tuple[int, ...]) -> ProcessGrid:
+        """Return a grid of the same communicator for the layout of a matrix.  Local.
+
+        It has no row, column and depth communicators: products on it use those of `work_grid`.
+        """
+        if (self.shape, self.layers, self.rank_map) == (shape, 1, rank_map):
+            return self
+        grid = self.base._reshaped(shape, 1, rank_map)
+        grid._members = self.members
+        if not grid.draft:
+            grid.coords = grid.coords_of(self.rank)
+            grid.layer = -1 if min(grid.coords) < 0 else 0
+        grid.connected, grid.row, grid.col, grid.depth = False, *(MPI.COMM_NULL,) * 3
+        return grid
+
     def _disconnect(self) -> None:
         """Free the row, column and depth communicators.  Collective."""
         for line in (self.depth, self.col, self.row):
             if line != MPI.COMM_NULL:
                 failures.free_communicator(line)
 
+    _members: tuple[int, ...]
     draft: Any = None  # on a `PlannedGrid`: the `Draft` that collects the stages instead of running them
 
     def expected(self, value: Value, planned: Value) -> Value:

@@ -54,6 +54,9 @@ if _TYPE_CHECKING:
     from pdgemm.scaled.quantization import quantize as quantize
     from pdgemm.scaled.scaled_matrix import Scaled as Scaled
     from pdgemm.schedules.dealing import balance as balance
+    from pdgemm.tensors.dist_tensor import DistTensor as DistTensor
+    from pdgemm.tensors.einsum import einsum as einsum
+    from pdgemm.tensors.einsum import tensordot as tensordot
     from pdgemm.tools.profiling.trace_file import trace as trace
 
 _NAMES = {  # the public names of each module
@@ -76,6 +79,8 @@ _NAMES = {  # the public names of each module
     "pdgemm.scaled.quantization": ["quantize"],
     "pdgemm.scaled.scaled_matrix": ["Scaled"],
     "pdgemm.schedules.dealing": ["balance"],
+    "pdgemm.tensors.dist_tensor": ["DistTensor"],
+    "pdgemm.tensors.einsum": ["einsum", "tensordot"],
     "pdgemm.tools.profiling.trace_file": ["trace"],
     "pdgemm.resilience.survivors": ["resilient"],
     "pdgemm.io.streamed.multiply_files": ["multiply_files"],

@@ -359,7 +359,7 @@ def _grid(product: Product, *grids: ProcessGrid) -> ProcessGrid:
     wanted = product.grid.shape, product.grid.layers, product.grid.ranks
     for grid in grids:
         for seen in (grid, grid.T):
-            if seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.rank_map) == wanted:
+            if seen.connected and seen.comm is grids[0].comm and (seen.shape, seen.layers, seen.rank_map) == wanted:
                 return seen
     return grids[0].work_grid(*wanted)
 

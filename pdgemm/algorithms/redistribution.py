@@ -153,12 +153,17 @@ def _planned(X: DistMatrix, Y: DistMatrix, alpha: Any, beta: Any, memory_limit: 
     ways = transfer_ways(devices.of(X.stored), X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
     plan = plan_exchange(layout, target, X.grid.size, alpha == 1 and beta == 0, limit, *ways)
     plan = between_nodes(plan, X.grid, by_nodes, limit)
-    if limit is not None and plan.extra_bytes(None) > limit:
+    check_buffers(plan, limit, X)
+    return plan
+
+
+def check_buffers(plan: Redistribution, memory_limit: int | None, X: DistMatrix) -> None:
+    """Raise MemoryLimitError if the message buffers of an exchange of X need more bytes.  Local."""
+    if memory_limit is not None and plan.extra_bytes(None) > memory_limit:
         raise MemoryLimitError(
-            f"memory limit {limit} bytes per rank is too small to redistribute {X!r}: "
+            f"memory limit {memory_limit} bytes per rank is too small to redistribute {X!r}: "
             f"at least {plan.extra_bytes(None)} bytes are needed"
         )
-    return plan
 
 
 def _carried_out(

@@ -277,6 +277,10 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         whole[np.ix_(*shown_at)] = corners.allgather()
         return np.array2string(whole, threshold=0, edgeitems=edge)
 
+    def tensor(self, shape: Any) -> Any:
+        """Return the matrix as a tensor of this shape: see `pdgemm.tensors.dist_tensor.tensor_of`.  Collective."""
+        return pdgemm.tensors.dist_tensor.tensor_of(self, shape)
+
     def to_blocks(self, rows: Any = None, cols: Any = None) -> Any:
         """Return A[rows, cols], which may differ between ranks: see `pdgemm.interchange.to_blocks`.  Collective."""
         return pdgemm.interchange.to_blocks(self, rows, cols)

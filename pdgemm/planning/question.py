@@ -37,8 +37,8 @@ class Question:
     """C (m x n) := A (m x k) B (k x n) on some ranks of a machine, with the arguments of `pdgemm()`.
 
     layouts : "default": A, B and C have the layouts of `DistMatrix.empty`, one block per rank of a near-square grid;
-              "ideal": each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed; or a text
-              such as "A=columns; B=rows" (`pdgemm.planning.layout_text`).
+              "ideal": each algorithm gets A, B and C on layouts that fit it, and nothing is redistributed; a text such
+              as "A=columns; B=rows" (`pdgemm.planning.layout_text`); or the layouts of A, B and C, with their types.
     memory  : bytes per rank for local parts of A, B and C, copies, panels and messages together.
     mover   : one of `movers()`; with "auto" and "shared", ranks read node-shared memory if nodes have several ranks.
         On GPUs "auto" is CUDA IPC or NCCL, if these were measured on the machine.
@@ -51,7 +51,7 @@ class Question:
     k: int
     ranks: int
     dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float64))
-    layouts: str = "default"
+    layouts: str | tuple[Layout, Layout, Layout] = "default"
     memory: int | None = None
     algorithm: str = "auto"
     shape: tuple[int, int] | None = None
@@ -125,6 +125,8 @@ class Question:
 
     @cached_property
     def _layouts(self) -> dict[str, Layout]:
+        if isinstance(self.layouts, tuple):
+            return dict(zip("ABC", self.layouts))
         m, n, k = self.mnk
         of_c = dtypes.product(self.dtype, self.dtype)
         matrices = {"A": ((m, k), self.dtype), "B": ((k, n), self.dtype), "C": ((m, n), of_c)}

@@ -5,15 +5,16 @@ Elements are set to a number, to a matrix, or to an array that is the same on ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import between_nodes, move_report, timed_exchange, transfer_ways
+from pdgemm.algorithms.redistribution import between_nodes, check_buffers, move_report, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.index_map import IndexPairs, merged
+from pdgemm.grids.index_map import IndexPairs, IndexProduct, merged
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type
@@ -70,10 +71,18 @@ def _indices(rows: Indices, cols: Indices, A: DistMatrix) -> list[np.ndarray]:
 
 
 @repeated_if_unmapped
-def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs], start: float) -> None:
+def copy_pairs(
+    name: str,
+    X: DistMatrix,
+    Y: DistMatrix,
+    pairs: Sequence[IndexPairs | IndexProduct],
+    start: float,
+    memory_limit: int | None = None,
+) -> None:
     """Copy elements of X to Y, and set Y.report.  X and Y share no memory.  Collective.
 
     pairs : which row of X is copied to which row of Y, and the same for columns.
+    memory_limit : bytes per rank for the message buffers.
     """
     grid, comm = Y.grid, Y.grid.comm
 
@@ -88,8 +97,9 @@ def copy_pairs(name: str, X: DistMatrix, Y: DistMatrix, pairs: list[IndexPairs],
             ways = transfer_ways(where, X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
             source, target = X.layout_in(grid), Y.layout_in(grid)
             copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
-            plan = fitted_messages(Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols))
-            plan = between_nodes(plan, grid, by_nodes)
+            one = Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols)
+            plan = between_nodes(fitted_messages(one, memory_limit), grid, by_nodes, memory_limit)
+            check_buffers(plan, memory_limit, X)
             arguments += [name, plan.description]
             workspace = None if grid.draft else ExchangeBuffers(plan, comm.rank, where, grid.memory)
         return plan, workspace

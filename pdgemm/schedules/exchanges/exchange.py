@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_counts
+from pdgemm.grids.index_map import IndexMap, IndexPairs, IndexProduct, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
@@ -173,8 +173,8 @@ class Selection(Exchange):
     rows, cols : pairs of a row (column) of X and a row (column) of Y; a row of X may be copied to several rows of Y.
     """
 
-    rows: IndexPairs = field(kw_only=True)
-    cols: IndexPairs = field(kw_only=True)
+    rows: IndexPairs | IndexProduct = field(kw_only=True)
+    cols: IndexPairs | IndexProduct = field(kw_only=True)
 
     def _maps(self, axis: int, part: int, by_target: bool = False) -> Iterator[tuple[int, IndexMap]]:
         a, b = self.source.distribution, self.target.distribution

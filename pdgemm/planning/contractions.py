@@ -1,0 +1,294 @@
+"""The layouts in which two tensors are contracted, chosen together with the product by predicted seconds.
+
+A contraction C[..] := sum A[..] B[..] is a product of matrices.  The rows of A's matrix are the indices that only A
+has, its columns those that are summed; the rows of B's matrix are those that are summed, its columns those that only B
+has.  An operand whose layout does not have these groups of axes is moved first.  Indices that A, B and C have are a
+batch: either each rank has whole matrices of a part of the batch ("stack"), or all ranks form one product after the
+other ("loop").  Without sums, where one operand has all indices, elements are multiplied ("elementwise").
+No MPI, no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.grids.layout import Layout
+from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.local.arrays import dtypes
+from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.timing import exchange_seconds, sample
+from pdgemm.planning.program import Stage
+from pdgemm.planning.question import Question
+from pdgemm.planning.search.grid_search import near_root
+from pdgemm.schedules.exchanges.tensor_exchange import planned_move
+from pdgemm.schedules.formulas import lower_bound
+
+Labels = tuple[str, ...]
+Groups = tuple[tuple[int, ...], tuple[int, ...]]
+PRODUCT, STACK, LOOP, ELEMENTWISE = "product", "stack", "loop", "elementwise"
+
+
+def grids_of(ranks: int, m: int, n: int) -> list[tuple[int, int]]:
+    """Return a few grids of all ranks for an m x n matrix: with nearly square blocks, nearly square, and lines."""
+    root = near_root(ranks)
+    divisors = [x for x in range(1, int(ranks**0.5) + 1) if ranks % x == 0]
+    sides = {*divisors, *(ranks // x for x in divisors)}
+    fitting = min(sides, key=lambda x: abs(np.log((m + 1) / x) - np.log((n + 1) * x / ranks)))
+    return [(x, ranks // x) for x in dict.fromkeys((fitting, root, ranks // root, 1, ranks))]
+
+
+def default_layout(
+    shape: tuple[int, ...], ranks: int, groups: Groups | None = None, rank_map: tuple[int, ...] = ()
+) -> TensorLayout:
+    """Return a layout in which the largest local array is as small as possible, on a grid of all ranks.
+
+    groups : the axes of rows and of columns; by default the two longest axes are divided.
+    """
+    rank_map = rank_map or tuple(range(ranks))
+    if groups is None:
+        ndim = len(shape)
+        longest = sorted(sorted(range(ndim), key=lambda x: (-shape[x], x))[:2])
+        first, second = (*longest, ndim, ndim)[:2]
+        down = [x for x in range(ndim) if x < second]
+        groups = tuple(sorted(down, key=lambda x: x != first)), tuple(range(second, ndim))
+    lines = [(1, 1)] if not any(groups) else [(ranks, 1)] if not groups[1] else [(1, ranks)] if not groups[0] else []
+    extents = [shape[axes[0]] if axes else 1 for axes in groups]
+    grid = min(
+        lines or [(x, ranks // x) for x in range(1, ranks + 1) if ranks % x == 0],
+        key=lambda grid: (prod(-(-n // parts) for n, parts in zip(extents, grid)), abs(grid[0] - grid[1]), grid),
+    )
+    return TensorLayout.even(shape, *groups, grid, rank_map[: prod(grid)])
+
+
+class Pair(NamedTuple):
+    """The labels of the axes of two tensors and of their contraction; each tensor has each of its labels once."""
+
+    a: Labels
+    b: Labels
+    c: Labels
+
+    @property
+    def batch(self) -> Labels:
+        return tuple(x for x in self.c if x in self.a and x in self.b)
+
+    @property
+    def summed(self) -> Labels:
+        return tuple(x for x in self.a if x in self.b and x not in self.c)
+
+    def only(self, mine: Labels) -> Labels:
+        """Return the labels of the result that only one of the tensors has."""
+        return tuple(x for x in self.c if x in mine and x not in self.batch)
+
+    def __str__(self) -> str:
+        return f"{','.join(map(''.join, (self.a, self.b)))}->{''.join(self.c)}"
+
+
+class Operand(NamedTuple):
+    """A tensor of a contraction.   free : its layout may be chosen, because it does not exist yet."""
+
+    layout: TensorLayout
+    dtype: np.dtype
+    free: bool = False
+
+
+class Setting(NamedTuple):
+    """The ranks and the machine of a contraction.
+
+    memory_limit : bytes per rank beyond the given tensors; None: any number.
+    """
+
+    size: int
+    machine: Machine
+    memory_limit: int | None = None
+    rank_map: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.rank_map or tuple(range(self.size))
+
+
+class Candidate(NamedTuple):
+    """A way to contract two tensors.
+
+    way     : "product", "stack", "loop" or "elementwise".
+    A, B, C : the layouts in which they are contracted; A and B are moved to them if they have others.
+    rows, inner, cols : the labels of the rows of A's matrix, of its columns and of the columns of B's matrix, in order.
+    batch   : the labels of the batch, in order.
+    """
+
+    way: str
+    A: TensorLayout
+    B: TensorLayout
+    C: TensorLayout
+    rows: Labels
+    inner: Labels
+    cols: Labels
+    batch: Labels = ()
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """The contraction of two tensors as a value.
+
+    stages  : the moves and the products by the name of the tensor, as in a `Program`.
+    seconds : the predicted time.
+    extra_bytes : the bytes that a rank needs for moved operands, message buffers and the result.
+    """
+
+    pair: Pair
+    chosen: Candidate
+    stages: tuple[tuple[str, Stage], ...]
+    seconds: float
+    extra_bytes: int
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return dict(zip(self.pair.a + self.pair.b, self.chosen.A.shape + self.chosen.B.shape))
+
+    def extent(self, labels: Labels) -> int:
+        """Return the product of the extents of some axes."""
+        return prod(self.extents[x] for x in labels)
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        m, n, k = (self.extent(x) for x in (self.chosen.rows, self.chosen.cols, self.chosen.inner))
+        return m, n, k
+
+    def bound(self, ranks: int, memory_words: float | None = None) -> float:
+        """Return a lower bound on the words that the busiest rank receives; 0 for a batch, which ranks may divide."""
+        return 0.0 if self.pair.batch else lower_bound(*self.mnk, ranks, memory_words)
+
+
+@lru_cache(maxsize=512)
+def contraction(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Contraction:
+    """Return the contraction with the least predicted seconds.
+
+    Raises MemoryLimitError where no candidate fits the memory limit.
+    """
+    possible = list[Contraction]()
+    for candidate in _candidates(pair, a, b, setting):
+        with suppress(ArgumentError):  # a product that this number of ranks cannot compute
+            possible.append(_evaluated(pair, a, b, candidate, setting))
+    limit = setting.memory_limit
+    fitting = [x for x in possible if limit is None or x.extra_bytes <= limit]
+    if not fitting:
+        least = min(x.extra_bytes for x in possible)
+        raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {pair}: {least} bytes are needed")
+    return min(fitting, key=lambda x: x.seconds)
+
+
+def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterator[Candidate]:
+    """Yield the ways to contract two tensors."""
+    extent, ranks = dict(zip(pair.a + pair.b, a.layout.shape + b.layout.shape)), setting.size
+    batch, rows, inner, cols = (
+        tuple(sorted(labels, key=lambda x: -extent[x]))
+        for labels in (pair.batch, pair.only(pair.a), pair.summed, pair.only(pair.b))
+    )
+
+    def layout(labels: Labels, down: Labels, across: Labels, grid: tuple[int, int]) -> TensorLayout:
+        """Return a layout on the grid, or for a group without axes on a line of all ranks."""
+        groups = tuple(tuple(labels.index(x) for x in group) for group in (down, across))
+        grid = (1, 1) if not labels else (1, ranks) if not down else (ranks, 1) if not across else grid
+        return TensorLayout.even([extent[x] for x in labels], *groups, grid, setting.ranks[: prod(grid)])
+
+    if not inner and not (rows and cols):
+        yield Candidate(ELEMENTWISE, a.layout, b.layout, _spread(pair, a, b, extent, setting), rows, inner, cols, batch)
+        return
+    if batch:
+        line = [layout(*x, (ranks, 1)) for x in (
+            (pair.a, batch + rows, inner), (pair.b, batch + inner, cols), (pair.c, batch + rows, cols)
+        )]  # fmt: skip
+        yield Candidate(STACK, line[0], line[1], line[2], rows, inner, cols, batch)
+        if not rows and not cols:
+            return
+    m, n = (prod(extent[x] for x in labels) for labels in (rows, cols))
+    kept = [
+        None if batch else _groups_of(labels, x, *groups)
+        for labels, x, *groups in ((pair.a, a, rows, inner), (pair.b, b, inner, cols))
+    ]
+    orders = dict.fromkeys([*(x[1 - at] for at, x in enumerate(kept) if x), inner])
+    for order in orders:
+        left, right = (x if x and x[1 - at] == order else None for at, x in enumerate(kept))
+        down, across = left[0] if left else rows, right[1] if right else cols
+        grids = [((x, x), x) for x in grids_of(ranks, m, n)] + [(((1, ranks), (ranks, 1)), grids_of(ranks, m, n)[0])]
+        for (of_a, of_b), of_c in grids:
+            sides = ((pair.a, down, order, of_a), (pair.b, order, across, of_b), (pair.c, down, across, of_c))
+            new = [layout(labels, *_with_batch(batch, x, y), grid) for labels, x, y, grid in sides]
+            A, B = a.layout if left else new[0], b.layout if right else new[1]
+            yield Candidate(LOOP if batch else PRODUCT, A, B, new[2], down, order, across, batch)
+
+
+def _with_batch(batch: Labels, rows: Labels, cols: Labels) -> tuple[Labels, Labels]:
+    """Return two groups of labels with the batch at the end of one that is not empty, so that it is not divided."""
+    return (rows + batch, cols) if rows else (rows, cols + batch)
+
+
+def _groups_of(labels: Labels, x: Operand, rows: Labels, cols: Labels) -> tuple[Labels, Labels] | None:
+    """Return the labels of the rows and columns of an operand's matrix, or its transpose, if these are its groups."""
+    held = [tuple(labels[axis] for axis in axes) for axes in (x.layout.rows, x.layout.cols)]
+    for down, across in (held, held[::-1]):
+        if not x.free and (set(down), set(across)) == (set(rows), set(cols)):
+            return down, across
+    return None
+
+
+def _spread(pair: Pair, a: Operand, b: Operand, extent: dict[str, int], setting: Setting) -> TensorLayout:
+    """Return the layout of an elementwise product: that of an operand with all labels, or the default layout."""
+    for labels, x in ((pair.a, a), (pair.b, b)):
+        if set(labels) == set(pair.c) and not x.free:
+            return x.layout.transposed([labels.index(label) for label in pair.c])
+    return default_layout(tuple(extent[x] for x in pair.c), len(setting.ranks), None, setting.ranks)
+
+
+def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: Setting) -> Contraction:
+    """Return a candidate with its stages and its cost."""
+    machine, dtype = setting.machine, dtypes.product(a.dtype, b.dtype)
+    stages, seconds, extra = list[tuple[str, Stage]](), machine.call_overhead, chosen.C.of(dtype).local_bytes(None)
+    for name, x, target in (("A", a, chosen.A), ("B", b, chosen.B)):
+        if not x.free and not x.layout.same_owners(target):
+            move = planned_move(x.layout, target, (x.dtype, x.dtype), setting.size)
+            stages.append((name, move))
+            read = move.source.local_bytes(None)
+            seconds += max(exchange_seconds(move, machine, rank) for rank in sample(setting.size))
+            seconds += read / machine.copy_bandwidth
+            extra += read + target.of(x.dtype).local_bytes(None) + move.extra_bytes(None)
+    found = Contraction(pair, chosen, tuple(stages), seconds, extra)
+    mnk, items = found.mnk, found.extent(chosen.batch)
+    if not prod(mnk) * items or chosen.way == ELEMENTWISE:
+        return found
+    if chosen.way == STACK:
+        most = chosen.C.local_shape((chosen.C.first[0].source, 0))
+        share = prod(n for label, n in zip(pair.c, most) if label in chosen.batch)
+        return replace(found, seconds=seconds + share * machine.multiply(dtype, mnk, mnk))
+    layouts = tuple(
+        _of_product(labels, layout, type_, rows, chosen.batch)
+        for labels, layout, type_, rows in (
+            (pair.a, chosen.A, a.dtype, chosen.rows),
+            (pair.b, chosen.B, b.dtype, chosen.inner),
+            (pair.c, chosen.C, dtype, chosen.rows),
+        )
+    )
+    m, n, k = mnk
+    plan = Question(m, n, k, setting.size, dtype, layouts, machine=machine).plan()
+    return replace(
+        found,
+        stages=(*stages, *[("C", plan)] * items),
+        seconds=seconds + items * plan.seconds,
+        extra_bytes=extra + plan.extra_bytes(None),
+    )
+
+
+def _of_product(labels: Labels, layout: TensorLayout, dtype: np.dtype, rows: Labels, batch: Labels) -> Layout:
+    """Return the layout of the matrix with these labels of its rows, for one index of each label of the batch."""
+    part = layout.without([labels.index(x) for x in batch])
+    left = [x for x in labels if x not in batch]
+    matrix = part.of(dtype)
+    return matrix if tuple(left[x] for x in part.rows) == rows else matrix.T

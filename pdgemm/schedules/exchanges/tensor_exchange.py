@@ -1,0 +1,91 @@
+"""The exchange between two layouts of a tensor, as an exchange of rows and columns of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
+from pdgemm.grids.index_map import IndexPairs, IndexProduct
+from pdgemm.grids.layout import Layout
+from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
+
+NO_PAIRS: Mapping[int, IndexPairs] = {}
+
+
+def matrix_to_read(source: TensorLayout, target: TensorLayout, dtype: np.dtype, conjugated: bool = False) -> Layout:
+    """Return the layout of the matrix whose rows and columns enumerate the axes of `target`, with the owners of `source`.
+
+    Its local arrays are those of the source with their axes in the order of the target's.  A rank has rows times
+    columns, since each axis is divided by itself, but not blocks of equal length.
+    """
+    ranks, order, dims = np.array(source.rank_map).reshape(source.grid_shape), list[int](), list[UnevenBlocks]()
+    for axes in (target.rows, target.cols):
+        counts = np.ones(1, np.int64)
+        for axis in axes:
+            dim = source.dim(axis)
+            counts = np.kron(counts, [dim.count(part) for part in range(dim.parts)])
+            order += [at for at, group in enumerate((source.rows, source.cols)) if group and group[0] == axis]
+        dims.append(UnevenBlocks.of(counts.tolist()))
+    order += [at for at in (0, 1) if at not in order]
+    rows, cols = dims
+    return Layout(Distribution(rows, cols), tuple(ranks.transpose(order).ravel().tolist()), dtype, "C", conjugated)
+
+
+def index_products(
+    source: TensorLayout, target: TensorLayout, pairs: Mapping[int, IndexPairs] = NO_PAIRS
+) -> tuple[IndexProduct, IndexProduct]:
+    """Return the pairs of rows, and of columns, of `matrix_to_read` and of the target's matrix."""
+    rows, cols = (
+        IndexProduct(tuple((source.dim(x), target.dim(x), pairs.get(x)) for x in axes))
+        for axes in (target.rows, target.cols)
+    )
+    return rows, cols
+
+
+def plan_move(
+    source: TensorLayout,
+    target: TensorLayout,
+    dtypes: tuple[np.dtype, np.dtype],
+    size: int,
+    pairs: Mapping[int, IndexPairs] = NO_PAIRS,
+    conjugated: bool = False,
+    shared: bool = False,
+    device: str = "",
+    staged: bool = False,
+    nccl: bool = False,
+    memory_limit: int | None = None,
+) -> Selection:
+    """Return the exchange from one layout of a tensor to another one, among `size` ranks.
+
+    dtypes : the types of the elements before and after.
+    pairs  : for an axis of which only some indices are copied, the pairs of an index before and an index after.
+    """
+    rows, cols = index_products(source, target, pairs)
+    one = Selection(
+        matrix_to_read(source, target, dtypes[0], conjugated), target.of(dtypes[1]), size, 1, not conjugated,
+        shared, device, staged, nccl, rows=rows, cols=cols,
+    )  # fmt: skip
+    return fitted_messages(one, memory_limit)
+
+
+def spread_layout(source: TensorLayout, target: TensorLayout) -> tuple[TensorLayout, dict[int, IndexPairs]]:
+    """Return the layout, and the pairs, with which each rank gets the elements that are broadcast to its part of a tensor.
+
+    source : the tensor that is broadcast, with extent 1 along some axes where `target` has another extent.
+    Along such an axis the result has one index, or if the axis is divided one for each of its parts.
+    """
+    shape, first, pairs = [*source.shape], [*target.first], dict[int, IndexPairs]()
+    for at, axes in enumerate((target.rows, target.cols)):
+        if axes and shape[axes[0]] != target.shape[axes[0]]:
+            parts = shape[axes[0]] = target.first[at].parts
+            first[at] = BlockCyclic(parts, 1, parts)
+            pairs[axes[0]] = IndexPairs(np.zeros(parts, np.int64), np.arange(parts))
+    return replace(target, shape=tuple(shape), first=(first[0], first[1])), pairs
+
+
+planned_move = lru_cache(maxsize=64)(plan_move)  # without pairs, which a cache would keep

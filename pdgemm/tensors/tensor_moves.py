@@ -1,0 +1,76 @@
+"""Moves of tensors: the exchange from one layout to another one, of all elements or of some indices of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdgemm.algorithms.indexing.selection import copy_pairs
+from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays.device import Array
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import is_readable, new_array
+from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, index_products, matrix_to_read
+from pdgemm.support.agreement import together
+
+if TYPE_CHECKING:
+    from pdgemm.tensors.dist_tensor import DistTensor
+
+
+def moved(
+    T: DistTensor,
+    target: TensorLayout,
+    pairs: Mapping[int, IndexPairs] = NO_PAIRS,
+    name: str = "move",
+    memory_limit: int | None = None,
+) -> DistTensor:
+    """Return a copy of T in another layout, or T itself if it has this layout.  Collective over the grid of T.
+
+    target : the layout of the result, whose axis k is axis k of T.
+    pairs  : for an axis of which only some indices are copied, the pairs of an index of T and an index of the result.
+    memory_limit : bytes per rank for the message buffers.
+
+    The local arrays of T are copied once, with their axes in the order of the result.  If each rank keeps its elements,
+    that is all; otherwise they are packed, sent and unpacked.  `.report` has the words that were sent.
+    """
+    if not pairs and T.layout.same_owners(target):
+        return T
+    start, grid, X = perf_counter(), T.grid.base, T.unfolding
+    layout, stays = matrix_to_read(T.layout, target, T.dtype), not pairs and stays_in_place(T.layout, target)
+    there = grid.reshaped(target.grid_shape, target.rank_map)
+    here = grid.reshaped(layout.distribution.grid_shape, layout.rank_map)
+    with (agreement := together(grid.comm)) as arguments:
+        arguments += [name, str(T.layout), str(target), T.dtype]
+        ordered = T.local.transpose(target.rows + target.cols)
+        in_place, shape = bool(ordered.flags.c_contiguous), layout.distribution.local_shape(here.coords)
+        local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
+        if not stays:
+            local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))
+        agreement.flag = not (X.shared if in_place else is_readable(read, here)) or not is_readable(local, there)
+    shared = not agreement.flag
+    result = DistMatrix(local, there, target.matrix, "C", shared=shared)
+    if not stays:
+        source = DistMatrix(read, here, layout.distribution, "C", shared=shared)
+        copy_pairs(name, source, result, index_products(T.layout, target, pairs), start, memory_limit)
+    return type(T)(result, target)
+
+
+def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:
+    """Return a copy of an array with rows contiguous, as a matrix of this shape.  Local."""
+    copy = new_array(shape, x.dtype, "C", grid, devices.of(like.stored))
+    copy.reshape(x.shape)[...] = x
+    return copy
+
+
+def stays_in_place(source: TensorLayout, target: TensorLayout) -> bool:
+    """Return whether each rank has the same elements in both layouts, perhaps in another order."""
+    layout, matrix = matrix_to_read(source, target, np.dtype(bool)), target.matrix
+    if layout.distribution.grid_shape != matrix.grid_shape or layout.rank_map != target.rank_map:
+        return False
+    return all(source.dim(x).canonical == target.dim(x).canonical for x in range(source.ndim))
