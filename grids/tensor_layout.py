@@ -108,6 +108,10 @@ class TensorLayout:
         """The axes that are divided among several grid rows, or columns."""
         return tuple(axes[0] for dim, axes in self._groups if axes and dim.parts > 1)
 
+    def divided_among(self, axes: Sequence[int]) -> bool:
+        """Return whether any of these axes is divided."""
+        return not {*self.divided}.isdisjoint(axes)
+
     def dim(self, axis: int) -> BlockCyclic:
         """Return the distribution of an axis; of an axis that is not divided, over one part."""
         for dim, axes in self._groups:

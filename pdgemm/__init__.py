@@ -54,6 +54,7 @@ if _TYPE_CHECKING:
     from pdgemm.scaled.quantization import quantize as quantize
     from pdgemm.scaled.scaled_matrix import Scaled as Scaled
     from pdgemm.schedules.dealing import balance as balance
+    from pdgemm.planning.einsum_plan import plan_einsum as plan_einsum
     from pdgemm.tensors.dist_tensor import DistTensor as DistTensor
     from pdgemm.tensors.einsum import einsum as einsum
     from pdgemm.tensors.einsum import tensordot as tensordot
@@ -79,6 +80,7 @@ _NAMES = {  # the public names of each module
     "pdgemm.scaled.quantization": ["quantize"],
     "pdgemm.scaled.scaled_matrix": ["Scaled"],
     "pdgemm.schedules.dealing": ["balance"],
+    "pdgemm.planning.einsum_plan": ["plan_einsum"],
     "pdgemm.tensors.dist_tensor": ["DistTensor"],
     "pdgemm.tensors.einsum": ["einsum", "tensordot"],
     "pdgemm.tools.profiling.trace_file": ["trace"],

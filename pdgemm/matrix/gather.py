@@ -15,11 +15,10 @@ from pdgemm.instrument.run_report import VectorTraffic, count_vectors
 from pdgemm.local.arrays.device import own_memory
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.schedules.collectives.vectors import ToAllRanks, matrix_gather, vector_to_all
+from pdgemm.schedules.collectives.vectors import ToAllRanks, gathering, vector_to_all
 from pdgemm.transport.collectives import carry_out
 
 PIECE_BYTES = 1 << 28  # MPI counts are ints: larger arrays are sent in pieces
-_STAGE_BYTES = 1 << 25  # the buffer of one stage of an all-gather
 
 
 class _Piece(NamedTuple):
@@ -56,11 +55,6 @@ def gather(local: np.ndarray, layout: Distribution, grid: ProcessGrid, whole: np
             grid.comm.Recv(wire(part), source=piece.rank)
         if whole is not None:
             whole[piece.at] = part
-
-
-def gathering(layout: Layout, size: int) -> tuple[ToAllRanks, int]:
-    """Return the schedule of an all-gather of a matrix, and the number of local rows that a rank sends in one stage."""
-    return matrix_gather(layout, size, min(PIECE_BYTES, _STAGE_BYTES) // layout.dtype.itemsize)
 
 
 def gathering_buffer(layout: Layout, size: int) -> np.ndarray:

@@ -10,7 +10,7 @@ No MPI, no data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -20,52 +20,21 @@ from typing import NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.timing import exchange_seconds, sample
+from pdgemm.planning.machines.timing import exchange_seconds, fastest_exchange, sample
 from pdgemm.planning.program import Stage
-from pdgemm.planning.question import Question
-from pdgemm.planning.search.grid_search import near_root
-from pdgemm.schedules.exchanges.tensor_exchange import planned_move
+from pdgemm.planning.question import Question, nodes_of
+from pdgemm.planning.tensor_layouts import default_layout, grids_of
+from pdgemm.schedules.exchanges.exchange import Selection
+from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, plan_move, spread_layout, stays_in_place
 from pdgemm.schedules.formulas import lower_bound
 
 Labels = tuple[str, ...]
-Groups = tuple[tuple[int, ...], tuple[int, ...]]
 PRODUCT, STACK, LOOP, ELEMENTWISE = "product", "stack", "loop", "elementwise"
-
-
-def grids_of(ranks: int, m: int, n: int) -> list[tuple[int, int]]:
-    """Return a few grids of all ranks for an m x n matrix: with nearly square blocks, nearly square, and lines."""
-    root = near_root(ranks)
-    divisors = [x for x in range(1, int(ranks**0.5) + 1) if ranks % x == 0]
-    sides = {*divisors, *(ranks // x for x in divisors)}
-    fitting = min(sides, key=lambda x: abs(np.log((m + 1) / x) - np.log((n + 1) * x / ranks)))
-    return [(x, ranks // x) for x in dict.fromkeys((fitting, root, ranks // root, 1, ranks))]
-
-
-def default_layout(
-    shape: tuple[int, ...], ranks: int, groups: Groups | None = None, rank_map: tuple[int, ...] = ()
-) -> TensorLayout:
-    """Return a layout in which the largest local array is as small as possible, on a grid of all ranks.
-
-    groups : the axes of rows and of columns; by default the two longest axes are divided.
-    """
-    rank_map = rank_map or tuple(range(ranks))
-    if groups is None:
-        ndim = len(shape)
-        longest = sorted(sorted(range(ndim), key=lambda x: (-shape[x], x))[:2])
-        first, second = (*longest, ndim, ndim)[:2]
-        down = [x for x in range(ndim) if x < second]
-        groups = tuple(sorted(down, key=lambda x: x != first)), tuple(range(second, ndim))
-    lines = [(1, 1)] if not any(groups) else [(ranks, 1)] if not groups[1] else [(1, ranks)] if not groups[0] else []
-    extents = [shape[axes[0]] if axes else 1 for axes in groups]
-    grid = min(
-        lines or [(x, ranks // x) for x in range(1, ranks + 1) if ranks % x == 0],
-        key=lambda grid: (prod(-(-n // parts) for n, parts in zip(extents, grid)), abs(grid[0] - grid[1]), grid),
-    )
-    return TensorLayout.even(shape, *groups, grid, rank_map[: prod(grid)])
 
 
 class Pair(NamedTuple):
@@ -92,7 +61,7 @@ class Pair(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A tensor of a contraction.   free : its layout may be chosen, because it does not exist yet."""
+    """A tensor as a value.   free : its layout may be chosen, because the tensor does not exist yet."""
 
     layout: TensorLayout
     dtype: np.dtype
@@ -114,6 +83,18 @@ class Setting(NamedTuple):
     def ranks(self) -> tuple[int, ...]:
         return self.rank_map or tuple(range(self.size))
 
+    def move(
+        self, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Mapping[int, IndexPairs] = NO_PAIRS
+    ) -> Selection | None:
+        """Return the exchange of a tensor's move as it would run; None if each rank keeps its elements."""
+        if not pairs and stays_in_place(source, target):
+            return None
+        per_node = self.machine.ranks_per_node
+        one_node = per_node is None or per_node >= self.size
+        direct = plan_move(source, target, (dtype, dtype), self.size, pairs, shared=one_node and self.size > 1)
+        nodes = () if one_node or per_node == 1 else nodes_of(self.size, per_node or 1)
+        return fastest_exchange(direct, nodes, self.machine) if nodes else direct
+
 
 class Candidate(NamedTuple):
     """A way to contract two tensors.
@@ -132,6 +113,11 @@ class Candidate(NamedTuple):
     inner: Labels
     cols: Labels
     batch: Labels = ()
+
+    @property
+    def row_labels(self) -> tuple[Labels, Labels, Labels]:
+        """The labels of the rows of the matrices of A, B and C."""
+        return self.rows, self.inner, self.rows
 
 
 @dataclass(frozen=True)
@@ -252,9 +238,12 @@ def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: S
     """Return a candidate with its stages and its cost."""
     machine, dtype = setting.machine, dtypes.product(a.dtype, b.dtype)
     stages, seconds, extra = list[tuple[str, Stage]](), machine.call_overhead, chosen.C.of(dtype).local_bytes(None)
-    for name, x, target in (("A", a, chosen.A), ("B", b, chosen.B)):
-        if not x.free and not x.layout.same_owners(target):
-            move = planned_move(x.layout, target, (x.dtype, x.dtype), setting.size)
+    for name, labels, x, target in (("A", pair.a, a, chosen.A), ("B", pair.b, b, chosen.B)):
+        source, pairs = x.layout, NO_PAIRS
+        if chosen.way == ELEMENTWISE:
+            source = aligned(x.layout, labels, pair.c)
+            target, pairs = spread_layout(source, chosen.C)
+        if not x.free and (move := setting.move(source, target, x.dtype, pairs)):
             stages.append((name, move))
             read = move.source.local_bytes(None)
             seconds += max(exchange_seconds(move, machine, rank) for rank in sample(setting.size))
@@ -284,6 +273,12 @@ def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: S
         seconds=seconds + items * plan.seconds,
         extra_bytes=extra + plan.extra_bytes(None),
     )
+
+
+def aligned(layout: TensorLayout, labels: Labels, others: Labels) -> TensorLayout:
+    """Return the layout with the axes in the order of `others`, and a new axis of extent 1 for each missing label."""
+    there = layout.transposed([labels.index(x) for x in others if x in labels])
+    return there.expanded([at for at, x in enumerate(others) if x not in labels])
 
 
 def _of_product(labels: Labels, layout: TensorLayout, dtype: np.dtype, rows: Labels, batch: Labels) -> Layout:

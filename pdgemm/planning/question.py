@@ -111,7 +111,7 @@ class Question:
             reads=IPC.name if gpus else SHARED.name,
             device=CUDA if gpus else "",
             staged=machine.staged and by_message != NCCL.name,
-            nodes=_nodes(self.ranks, per_node) if shared and per_node else (),
+            nodes=nodes_of(self.ranks, per_node) if shared and per_node else (),
             ideal=self._ideal,
             machine=machine,
         )  # fmt: skip
@@ -214,6 +214,6 @@ class Question:
 
 
 @lru_cache(maxsize=8)
-def _nodes(ranks: int, per_node: int) -> tuple[int, ...]:
+def nodes_of(ranks: int, per_node: int) -> tuple[int, ...]:
     """Return the node of each rank; the number of a node is that of its first rank."""
     return tuple((np.arange(ranks) // per_node * per_node).tolist())

@@ -19,7 +19,7 @@ from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on, new_array, new_shared
 from pdgemm.names import DeviceName, DType, RandomKind
-from pdgemm.planning.contractions import default_layout
+from pdgemm.planning.tensor_layouts import default_layout
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.tensor_functions import TensorFunctions
 from pdgemm.tensors.tensor_moves import moved

@@ -1,28 +1,26 @@
-"""einsum() and tensordot(): contractions of tensors, one pair after the other, in planned order and layouts."""
+"""einsum() and tensordot(): the execution of plans of contractions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.redistribution import redistribute
-from pdgemm.errors import ArgumentError, DTypeError, GridError, LayoutError
-from pdgemm.gemm import pdgemm
-from pdgemm.instrument.run_report import RunReport
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.contractions import ELEMENTWISE, LOOP, STACK, Contraction, Operand, Pair, Setting, contraction
-from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
-from pdgemm.planning.einsum_plan import Expression, parsed
+from pdgemm.planning.contractions import ELEMENTWISE, LOOP, STACK, Contraction, Labels, Operand, Setting
+from pdgemm.planning.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Expression, Single, parsed, plan_of
+from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
+from pdgemm.planning.tensor_layouts import undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.dist_tensor import DistTensor, tensor_of
-from pdgemm.tensors.tensor_functions import whole_if_small
-from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_moves import moved, spread
 
 
 def einsum(
@@ -31,7 +29,7 @@ def einsum(
     out: DistTensor | None = None,
     alpha: complex = 1,
     beta: complex = 0,
-    optimize: Any = True,
+    optimize: EinsumPlan | bool = True,
     memory_limit: int | None = None,
 ) -> Any:
     """Compute out := alpha sum A[..] B[..] ... + beta out in Einstein's notation.  Collective over the grid.
@@ -42,109 +40,136 @@ def einsum(
         or operands and lists of axis numbers in turns.
     operands   : DistTensor, DistMatrix, or arrays that are the same on every rank.
     out        : DistTensor of the shape of the result, overwritten, not read if beta is 0.   None: a new tensor.
-    optimize   : a plan of `plan_einsum`, or True.
-    memory_limit : bytes per rank beyond the operands.
+    optimize   : the plan of `plan_einsum` for tensors of these layouts; otherwise a plan is made, and kept for the next
+        call with such tensors.
+    memory_limit : bytes per rank for moved operands, intermediate results and buffers.
 
-    Returns a tensor; for a result of no axis a number, for one of a single axis an array, on every rank.
+    Returns a tensor; for a result without axes a number, for one with a single axis an array, on every rank.  The
+    tensor's `report` has the words of all exchanges and products, as counted and as planned.
+    Cost: that of the plan.  Error: that of the products, see `pdgemm`.
+    Raises ArgumentError, LayoutError, DTypeError, MemoryLimitError, on every rank; messages name the expression.
     """
-    expr, tensors = _operands(expression, operands)
-    grid = next(x for x in tensors if isinstance(x, DistTensor)).grid
-    work = Work("einsum", memory_limit=memory_limit)
-    machine = on_nodes(machine_at_hand(tensors[0].unfolding.device != devices.HOST), grid.ranks_per_node)
-    setting = Setting(grid.size, machine, memory_limit, grid.members)
-    terms = [_reduced_term(labels, x, expr, at) for at, (labels, x) in enumerate(zip(expr.inputs, tensors))]
-    numbers = [x for labels, x in terms if not labels]
-    terms = [x for x in terms if x[0]] or [((), numbers.pop())]
-    for x in numbers:
-        alpha = alpha * x.allgather()[()]
-    if len(terms) == 1 and alpha != 1:
-        terms = [(terms[0][0], terms[0][1] * alpha)]
-    while len(terms) > 1:
-        (a, A), (b, B) = terms.pop(0), terms.pop(0)
-        kept = set(expr.output).union(*(labels for labels, _ in terms))
-        last = not terms
-        c = expr.output if last else tuple(dict.fromkeys(x for x in a + b if x in kept))
-        pair = Pair(a, b, c)
-        plan = contraction(pair, Operand(A.layout, A.dtype), Operand(B.layout, B.dtype), setting)
-        C = _contracted(plan, A, B, alpha if last else 1, work)
-        terms.insert(0, (c, C))
-    (labels, C) = terms[0]
-    C = C.transpose([labels.index(x) for x in expr.output])
-    return whole_if_small(C)
-
-
-def _operands(expression: Any, operands: Sequence[Any]) -> tuple[Expression, list[DistTensor]]:
     known = [x for x in (expression, *operands) if isinstance(x, (DistTensor, DistMatrix))]
     if not known:
         raise DTypeError("einsum takes at least one DistTensor or DistMatrix; numpy.einsum takes arrays")
     grid = known[0].grid
     with together(grid.comm) as arguments:
         expr, arrays = parsed(expression, operands)
-        arguments += ["einsum", str(expr), *(np.shape(x) for x in arrays)]
-    tensors = []
-    for x in arrays:
-        if isinstance(x, DistMatrix):
-            x = tensor_of(x, x.shape)
-        elif not isinstance(x, DistTensor):
-            x = DistTensor.from_global(np.asarray(x), grid=grid)
-        tensors.append(x)
-    return expr, tensors
+        arguments += ["einsum", str(expr), *expr.extents, memory_limit, alpha, beta]
+        if out is not None and out.shape != tuple(expr.extent[x] for x in expr.output):
+            raise LayoutError(f"einsum {expr}: out is {out!r}")
+    tensors = [_as_tensor(x, grid) for x in arrays]
+    with together(grid.comm) as arguments:
+        values = tuple(Operand(x.layout, x.dtype) for x in tensors)
+        machine = on_nodes(machine_at_hand(tensors[0].unfolding.device != devices.HOST), grid.ranks_per_node)
+        plan = optimize if isinstance(optimize, EinsumPlan) else None
+        if plan and (str(plan.expression), plan.operands) != (str(expr), values):
+            raise LayoutError(f"the plan was made for {plan.expression} and other layouts than those of {expr}")
+        plan = plan or plan_of(expr, values, Setting(grid.size, machine, memory_limit, grid.members))
+        arguments += [str(plan)]
+    work = Work("einsum", memory_limit=memory_limit)
+    C = _carried_out(plan, tensors, alpha, work)
+    if out is not None:
+        if beta == 0:
+            work.did(moved(C, out.layout)).unfolding.redistribute(out.unfolding)
+        else:
+            out *= beta
+            out += C
+        C = out
+    if C.ndim < 2 and out is None:
+        return C.allgather()[()]
+    steps = sum(not isinstance(x, Single) for x in plan.steps)
+    work.reported(C.unfolding, steps * plan.expression.size(plan.slices))
+    return C
 
 
-def _reduced_term(labels: tuple[str, ...], x: DistTensor, expr: Expression, at: int) -> tuple[tuple[str, ...], DistTensor]:
-    """Return an operand with each of its labels once, and without those that are only summed over."""
-    for label in [y for y in dict.fromkeys(labels) if labels.count(y) > 1]:
-        x, labels = _diagonal(x, labels, label)
-    others = set(expr.output).union(*(y for other, y in enumerate(expr.inputs) if other != at))
-    thin = [axis for axis, y in enumerate(labels) if x.shape[axis] == 1 != expr.extents[y]]
-    gone = [axis for axis, y in enumerate(labels) if y not in others and axis not in thin]
-    if gone + thin:
-        x = x.sum(tuple(gone + thin), keepdims=True)
-        x = DistTensor(x.unfolding, x.layout.without(gone + thin))
-        labels = tuple(y for axis, y in enumerate(labels) if axis not in gone + thin)
-    return labels, x
+def _as_tensor(x: Any, grid: ProcessGrid) -> DistTensor:
+    if isinstance(x, DistMatrix):
+        return tensor_of(x, x.shape)
+    return x if isinstance(x, DistTensor) else DistTensor.from_global(np.asarray(x), grid=grid)
 
 
-def _diagonal(x: DistTensor, labels: tuple[str, ...], label: str) -> tuple[DistTensor, tuple[str, ...]]:
-    """Return the elements whose indices along the axes of one label are equal; the first of these axes is kept."""
-    first, *others = (axis for axis, y in enumerate(labels) if y == label)
-    layout = x.layout
-    if set(layout.divided) & {first, *others}:
-        kept = [axis for axis in range(x.ndim) if axis not in others]
-        target = x._default([x.shape[axis] for axis in kept]).expanded(others, [x.shape[axis] for axis in others])
-        x = moved(x, target, name="diagonal")
+def _carried_out(plan: EinsumPlan, tensors: list[DistTensor], alpha: complex, work: Work) -> DistTensor:
+    """Return the result of a plan, its axes in the order of the expression's result."""
+    for step in plan.before:
+        tensors[step.at] = _single(step, tensors[step.at], work)
+    total: Any = None
+    for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
+        terms = tensors
+        if plan.slices:
+            at = dict(zip(plan.slices, index))
+            terms = [
+                x._part({axis: at[y] for axis, y in enumerate(labels) if y in at})
+                for x, labels in zip(tensors, plan.expression.inputs)
+            ]
+        C = _steps(plan, list(terms), alpha, work)
+        if total is None:
+            total = C
+        else:
+            total += C
+    labels, _ = plan.result
+    return total.transpose([labels.index(x) for x in plan.expression.output])
+
+
+def _steps(plan: EinsumPlan, terms: list[DistTensor], factor: Any, work: Work) -> DistTensor:
+    """Return the result of the steps of a plan for one index of its slices."""
+    for step in plan.steps:
+        if isinstance(step, Single) and step.kind == NUMBER:
+            factor = factor * terms[step.at].allgather()[()]
+        elif isinstance(step, Single):
+            terms[step.at] = _single(step, terms[step.at], work)
+        else:
+            last = step is plan.steps[-1]
+            terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], factor if last else 1, work))
+    alone = not any(not isinstance(x, Single) for x in plan.steps)
+    if not alone:
+        return terms[-1]
+    C = terms[plan.remaining]
+    return C * factor if np.any(factor != 1) else C.copy()
+
+
+def _single(step: Single, x: DistTensor, work: Work) -> DistTensor:
+    """Return the result of a step on one tensor."""
+    if step.kind == SUM:
+        y = x.sum(step.axes, keepdims=True)
+        work.did(y)
+        return DistTensor(y.unfolding, y.layout.without(step.axes))
+    gone = step.axes[step.kind == DIAGONAL :]
+    y = _moved(x, undivided(x.layout, gone, x.grid.members), work)
+    return _diagonal(y, step.axes[0], gone) if step.kind == DIAGONAL else y
+
+
+def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
+    """Return the elements whose indices along `first` and the axes `others`, none of which is divided, are equal."""
     n = x.layout.indices(first, x.grid.coords)
-    there = x.layout.without(others)
 
     def elements() -> Any:
         y = np.moveaxis(x.local, [first, *others], range(1 + len(others)))
         y = y[(np.arange(len(n)), *[n] * len(others))]
-        return np.moveaxis(y, 0, first - sum(z < first for z in others))
+        return np.moveaxis(y, 0, first - sum(axis < first for axis in others))
 
-    return x._new(there, x.dtype, elements), tuple(y for axis, y in enumerate(labels) if axis not in others)
+    return x._new(x.layout.without(others), x.dtype, elements)
 
 
 def _contracted(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, work: Work) -> DistTensor:
     """Return alpha A B, moved and multiplied as planned."""
     chosen, pair = plan.chosen, plan.pair
     if chosen.way == ELEMENTWISE:
-        a, b = (_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b)))
-        C = a * b
-        return C if alpha == 1 else C * alpha
+        wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
+        a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
+        dtype = dtypes.product(A.dtype, B.dtype)
+        return A._new(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
-    dtype = dtypes.product(A.dtype, B.dtype)
-    C = DistTensor._allocated(chosen.C, A.grid, dtype, A.unfolding.device)
-    m, n, k = plan.mnk
-    if not m * n * plan.extent(chosen.batch):
-        return C
-    if chosen.way == STACK:
+    C = DistTensor._allocated(chosen.C, A.grid, dtypes.product(A.dtype, B.dtype), A.unfolding.device)
+    if 0 in (*plan.mnk, plan.extent(chosen.batch)):
+        C.unfolding.fill(0)
+    elif chosen.way == STACK:
         _stacked(plan, A, B, alpha, C)
-        return C
-    rows, inner, cols = (lambda labels, x: tuple(labels.index(y) for y in x)), chosen.inner, chosen.cols
-    if chosen.way == LOOP:
-        return _looped(plan, A, B, alpha, C, work)
-    X, Y, Z = _matrix(A, pair.a, chosen.rows), _matrix(B, pair.b, inner), _matrix(C, pair.c, chosen.rows)
-    work.product(alpha, X, Y, 0, Z)
+    elif chosen.way == LOOP:
+        _looped(plan, A, B, alpha, C, work)
+    else:
+        X, Y, Z = (_matrix(x, labels, rows) for x, labels, rows in zip((A, B, C), pair, chosen.row_labels))
+        work.product(alpha, X, Y, 0, Z)
     return C
 
 
@@ -156,9 +181,7 @@ def _matrix(x: DistTensor, labels: tuple[str, ...], rows: tuple[str, ...]) -> Di
 
 def _moved(x: DistTensor, target: Any, work: Work) -> DistTensor:
     y = moved(x, target)
-    if y is not x and y.unfolding.later_report is not None:
-        work.did(y.unfolding)
-    return y
+    return y if y is x else work.did(y)
 
 
 def _aligned(x: DistTensor, labels: tuple[str, ...], c: tuple[str, ...]) -> DistTensor:
@@ -176,28 +199,29 @@ def _stacked(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C:
             a = A.local.transpose([pair.a.index(x) for x in chosen.batch + chosen.rows + chosen.inner])
             b = B.local.transpose([pair.b.index(x) for x in chosen.batch + chosen.inner + chosen.cols])
             nb = len(chosen.batch)
-            items = int(np.prod(c.shape[:nb]))
+            items = prod(c.shape[:nb])
             m, n, k = plan.mnk
             c[...] = (alpha * np.matmul(a.reshape(items, m, k), b.reshape(items, k, n))).reshape(c.shape)
 
 
-def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: DistTensor, work: Work) -> DistTensor:
+def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: DistTensor, work: Work) -> None:
     """Compute C := alpha A B, one index of the batch after the other, on all ranks."""
     chosen, pair = plan.chosen, plan.pair
-    parts = []
-    for x, labels, rows in ((A, pair.a, chosen.rows), (B, pair.b, chosen.inner), (C, pair.c, chosen.rows)):
-        axes = [labels.index(y) for y in chosen.batch]
-        part = x._new(x.layout.without(axes), x.dtype, lambda x=x: np.zeros((), x.dtype))
-        left = tuple(y for y in labels if y not in chosen.batch)
-        parts.append((x, labels, part, _matrix(part, left, rows)))
+    axes = [[labels.index(y) for y in chosen.batch] for labels in pair]
+    left = [tuple(y for y in labels if y not in chosen.batch) for labels in pair]
+    parts = [x._new(x.layout.without(gone), x.dtype, lambda x=x: x.dtype.type(0)) for x, gone in zip((A, B, C), axes)]
+    X, Y, Z = (_matrix(*x) for x in zip(parts, left, chosen.row_labels))
     for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):
-        at = dict(zip(chosen.batch, index))
-        for x, labels, part, _ in parts[:2]:
-            part.local[...] = x.local[tuple(at.get(y, slice(None)) for y in labels)]
-        (*_, X), (*_, Y), (*_, Z) = parts
+        (a, b, c) = (_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes))
+        parts[0].local[...], parts[1].local[...] = A.local[a], B.local[b]
         work.product(alpha, X, Y, 0, Z)
-        C.local[tuple(at.get(y, slice(None)) for y in pair.c)] = parts[2][2].local
-    return C
+        C.local[c] = parts[2].local
+
+
+def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:
+    """Return the key of one index of each of some axes, and of all indices of the others."""
+    at = dict(zip(axes, index))
+    return tuple(at.get(axis, slice(None)) for axis in range(ndim))
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:

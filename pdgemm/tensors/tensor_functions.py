@@ -22,10 +22,9 @@ from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.keys import picked
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
-from pdgemm.planning.contractions import default_layout
-from pdgemm.schedules.exchanges.tensor_exchange import spread_layout
+from pdgemm.planning.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.support.agreement import described_elements, together
-from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_moves import moved, spread
 
 _Axis = int | tuple[int, ...] | None
 
@@ -65,7 +64,13 @@ class TensorFunctions(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def report(self) -> Any:
+        """The report of the contraction, the load or the exchange that made this tensor, or None."""
         return self.unfolding.report
+
+    @property
+    def later_report(self) -> Any:
+        """The report, or the function that makes the report when it is first read."""
+        return self.unfolding.later_report
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -222,6 +227,11 @@ class TensorFunctions(np.lib.mixins.NDArrayOperatorsMixin):
         there = replace(layout, shape=tuple(shape), first=(first[0], first[1]))
         return self._new(there, self.dtype, lambda: reduce(lambda x, axis: x[_along(axis, key[axis])], picks, self.local))
 
+    def _part(self, places: dict[int, int]) -> Self:
+        """Return the part with these indices of some axes, none of which is divided.  Local."""
+        key = tuple(places.get(axis, slice(None)) for axis in range(self.ndim))
+        return self._new(self.layout.without([*places]), self.dtype, lambda: self.local[key])
+
     def _new(self, layout: TensorLayout, dtype: np.dtype, elements: Callable[[], Array]) -> Self:
         """Return a tensor on the grid of this one.  Collective.   elements : returns those of this rank."""
         with (agreement := together(self.grid.comm)):
@@ -251,23 +261,16 @@ class TensorFunctions(np.lib.mixins.NDArrayOperatorsMixin):
             dtype = act(np.ones(1, self.dtype)).dtype
         part = self._partly(name, gone, dtype)
         if set(gone) & set(self.layout.divided):
-            kept, others = [n for x, n in enumerate(part.shape) if x not in gone], sorted(gone)
-            target = self._default(kept).expanded(others, [part.shape[x] for x in others])
-            part = moved(part, target, name=name)._partly(name, gone, dtype)
+            there = moved(part, undivided(part.layout, gone, self.grid.members), name=name)
+            part = there._partly(name, gone, dtype)
+            part.unfolding.report = there.unfolding.later_report
         if keepdims:
             return part
         return whole_if_small(type(self)(part.unfolding, part.layout.without(gone)), True)
 
     def _partly(self, name: str, gone: tuple[int, ...], dtype: np.dtype) -> Self:
         """Return the reductions of each rank's elements: an axis that is divided has one index for each part."""
-        layout, shape, first = self.layout, [*self.shape], [*self.layout.first]
-        for axis in gone:
-            shape[axis] = 1
-        for at, axes in enumerate((layout.rows, layout.cols)):
-            if axes and axes[0] in gone:
-                parts = shape[axes[0]] = first[at].parts
-                first[at] = BlockCyclic(parts, 1, parts)
-        there = replace(layout, shape=tuple(shape), first=(first[0], first[1]))
+        there = partial_layout(self.layout, gone)
         return self._new(there, dtype, lambda: _fold(name, self.local, gone, dtype))
 
     def sum(self, axis: _Axis = None, keepdims: bool = False) -> Any:
@@ -458,7 +461,7 @@ def _spread(x: Any, layout: TensorLayout, like: Any) -> Any:
     new = list(range(len(layout.shape) - np.ndim(x) if not isinstance(x, TensorFunctions) else len(layout.shape) - x.ndim))
     if isinstance(x, TensorFunctions):
         wide = x.expanded(new)
-        part = moved(wide, *spread_layout(wide.layout, layout), name="broadcast")
+        part = spread(wide, layout)
         if part.shape == layout.shape:
             return part.unfolding
         elements, dtype = (lambda: part.local), part.dtype

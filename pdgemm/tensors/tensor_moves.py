@@ -16,7 +16,13 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
-from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, index_products, matrix_to_read
+from pdgemm.schedules.exchanges.tensor_exchange import (
+    NO_PAIRS,
+    index_products,
+    matrix_to_read,
+    spread_layout,
+    stays_in_place,
+)
 from pdgemm.support.agreement import together
 
 if TYPE_CHECKING:
@@ -61,16 +67,16 @@ def moved(
     return type(T)(result, target)
 
 
+def spread(T: DistTensor, target: TensorLayout) -> DistTensor:
+    """Return the elements of T that are broadcast to each rank's part of a tensor of this layout.  Collective.
+
+    The axes of T are those of `target`, of the same extent or of extent 1.
+    """
+    return moved(T, *spread_layout(T.layout, target), name="broadcast")
+
+
 def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:
     """Return a copy of an array with rows contiguous, as a matrix of this shape.  Local."""
     copy = new_array(shape, x.dtype, "C", grid, devices.of(like.stored))
     copy.reshape(x.shape)[...] = x
     return copy
-
-
-def stays_in_place(source: TensorLayout, target: TensorLayout) -> bool:
-    """Return whether each rank has the same elements in both layouts, perhaps in another order."""
-    layout, matrix = matrix_to_read(source, target, np.dtype(bool)), target.matrix
-    if layout.distribution.grid_shape != matrix.grid_shape or layout.rank_map != target.rank_map:
-        return False
-    return all(source.dim(x).canonical == target.dim(x).canonical for x in range(source.ndim))

@@ -17,6 +17,8 @@ from pdgemm.schedules.rounds import Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.support.remembered import remembered
 
+_STAGE_BYTES = 1 << 25  # the buffer of one stage of an all-gather of a matrix
+
 
 @dataclass(frozen=True)
 class SideBySide:
@@ -116,6 +118,11 @@ def reduction_stages(
 
 
 @lru_cache(maxsize=64)
+def gathering(layout: Layout, size: int) -> tuple[ToAllRanks, int]:
+    """Return the schedule of an all-gather of a matrix, and the number of local rows that a rank sends in one stage."""
+    return matrix_gather(layout, size, _STAGE_BYTES // layout.dtype.itemsize)
+
+
 def matrix_gather(layout: Layout, size: int, most: int) -> tuple[ToAllRanks, int]:
     """Return the all-gather of a matrix over `size` ranks, and the number of local rows that a rank sends in one stage.
 

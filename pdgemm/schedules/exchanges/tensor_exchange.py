@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -88,4 +87,9 @@ def spread_layout(source: TensorLayout, target: TensorLayout) -> tuple[TensorLay
     return replace(target, shape=tuple(shape), first=(first[0], first[1])), pairs
 
 
-planned_move = lru_cache(maxsize=64)(plan_move)  # without pairs, which a cache would keep
+def stays_in_place(source: TensorLayout, target: TensorLayout) -> bool:
+    """Return whether each rank has the same elements in both layouts, perhaps in another order."""
+    layout, matrix = matrix_to_read(source, target, np.dtype(bool)), target.matrix
+    if layout.distribution.grid_shape != matrix.grid_shape or layout.rank_map != target.rank_map:
+        return False
+    return all(source.dim(x).canonical == target.dim(x).canonical for x in range(source.ndim))
