@@ -72,10 +72,12 @@ class TensorLayout:
 
         Raises LayoutError where a block of the matrix ends within an index of the first axis of a group.
         """
-        first = []
-        for name, axes, dim in zip(("rows", "columns"), (rows, cols), layout.distribution):
+        first, dims = [], (layout.distribution.rows, layout.distribution.cols)
+        for name, axes, dim in zip(("rows", "columns"), (rows, cols), dims):
             each = prod(shape[x] for x in axes[1:])
             extent = shape[axes[0]] if axes else 1
+            if not axes and dim.parts > 1:
+                raise LayoutError(f"a group without axes is on one grid row or column, not on {dim.parts}")
             if extent * each != dim.n:
                 raise LayoutError(f"{dim.n} {name} are not the axes of extents {[shape[x] for x in axes]}")
             first.append(_divided(dim, extent, each, name))

@@ -10,7 +10,7 @@ No MPI, no data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
+from pdgemm.planning.layout_text import IDEAL
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import exchange_seconds, fastest_exchange, sample
 from pdgemm.planning.program import Stage
@@ -195,21 +196,43 @@ def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterato
         yield Candidate(STACK, line[0], line[1], line[2], rows, inner, cols, batch)
         if not rows and not cols:
             return
-    m, n = (prod(extent[x] for x in labels) for labels in (rows, cols))
     kept = [
         None if batch else _groups_of(labels, x, *groups)
         for labels, x, *groups in ((pair.a, a, rows, inner), (pair.b, b, inner, cols))
     ]
-    orders = dict.fromkeys([*(x[1 - at] for at, x in enumerate(kept) if x), inner])
-    for order in orders:
+    m, n = (prod(extent[x] for x in labels) for labels in (rows, cols))
+    for order in dict.fromkeys([*(x[1 - at] for at, x in enumerate(kept) if x), inner]):
         left, right = (x if x and x[1 - at] == order else None for at, x in enumerate(kept))
         down, across = left[0] if left else rows, right[1] if right else cols
-        grids = [((x, x), x) for x in grids_of(ranks, m, n)] + [(((1, ranks), (ranks, 1)), grids_of(ranks, m, n)[0])]
-        for (of_a, of_b), of_c in grids:
-            sides = ((pair.a, down, order, of_a), (pair.b, order, across, of_b), (pair.c, down, across, of_c))
-            new = [layout(labels, *_with_batch(batch, x, y), grid) for labels, x, y, grid in sides]
+        sides = ((pair.a, down, order), (pair.b, order, across), (pair.c, down, across))
+        grids = [(x, x, x) for x in grids_of(ranks, m, n)] + [((1, ranks), (ranks, 1), grids_of(ranks, m, n)[0])]
+        choices = [
+            [layout(labels, *_with_batch(batch, x, y), grid) for (labels, x, y), grid in zip(sides, on)] for on in grids
+        ]
+        if not batch and not (left and right):
+            choices += _ideal(extent, sides, setting)
+        for new in choices:
             A, B = a.layout if left else new[0], b.layout if right else new[1]
             yield Candidate(LOOP if batch else PRODUCT, A, B, new[2], down, order, across, batch)
+
+
+def _ideal(extent: dict[str, int], sides: Sequence[tuple[Labels, Labels, Labels]], setting: Setting) -> list[list[TensorLayout]]:
+    """Return the layouts of A, B and C with which the best product needs no move, if these are layouts of tensors.
+
+    sides : the labels of each tensor, of the rows and of the columns of its matrix.
+    """
+    m, k, n = (prod(extent[x] for x in labels) for labels in (sides[0][1], sides[0][2], sides[1][2]))
+    if not m * n * k or setting.ranks != tuple(range(setting.size)):
+        return []
+    plan = Question(m, n, k, setting.size, layouts=IDEAL, machine=setting.machine).plan()
+    found = []
+    for (labels, *groups), matrix in zip(sides, plan.arrangement.layouts):
+        axes = [tuple(labels.index(x) for x in group) for group in groups]
+        if matrix.order == "F":
+            matrix, axes = matrix.T, axes[::-1]
+        with suppress(LayoutError):
+            found.append(TensorLayout.of_matrix(matrix, [extent[x] for x in labels], *axes))
+    return [found] if len(found) == len(sides) else []
 
 
 def _with_batch(batch: Labels, rows: Labels, cols: Labels) -> tuple[Labels, Labels]:
