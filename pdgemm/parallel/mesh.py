@@ -175,7 +175,7 @@ class Line:
 
     def gather(self, x: np.ndarray, counts: tuple[int, ...], kind: str) -> np.ndarray:
         """Return the rows of all ranks, in the order of the line.   counts : the number of rows of each rank."""
-        whole = np.zeros((sum(counts), *x.shape[1:]), x.dtype)
+        whole = (np.zeros if self.mesh.is_counting else np.empty)((sum(counts), *x.shape[1:]), x.dtype)
         first = sum(counts[: self.rank])
         whole[first : first + len(x)] = x
         self.carry_out(self.of_rows("all_gather", counts, whole), whole.reshape(-1), kind)
@@ -194,7 +194,7 @@ class Line:
         """
         width = prod(x.shape[1:])
         collective = self.of_pairs(counts * width, x.dtype)
-        rows = np.zeros((counts[:, self.rank].sum(), *x.shape[1:]), x.dtype)
+        rows = (np.zeros if self.mesh.is_counting else np.empty)((counts[:, self.rank].sum(), *x.shape[1:]), x.dtype)
         if self.mesh.is_counting:
             self.mesh.traffic[kind] += collective.traffic(self.rank)
             return rows
