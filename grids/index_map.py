@@ -301,7 +301,7 @@ class IndexProduct:
 
     def maps(self, a: object, b: object, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
         """Yield peer parts and maps as `index_maps` does."""
-        parts = [axis[by_target].parts for axis in self.axes]
+        parts = [(target if by_target else source).parts for source, target, _ in self.axes]
         if part >= 0:
             place = [int(x) for x in np.unravel_index(part, parts)] if parts else []
             yield from self._maps(len(self.axes), place, by_target)

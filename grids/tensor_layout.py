@@ -23,7 +23,7 @@ import numpy as np
 
 from pdgemm.errors import LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.layout import Layout
+from pdgemm.grids.layout import Layout, transposed_rank_map
 
 Axes = tuple[int, ...]
 
@@ -144,6 +144,12 @@ class TensorLayout:
         rows, cols = (tuple(place[x] for x in group) for group in (self.rows, self.cols))
         return replace(self, shape=tuple(self.shape[x] for x in axes), rows=rows, cols=cols)
 
+    @property
+    def swapped(self) -> TensorLayout:
+        """The layout of the same tensor whose matrix is the transpose.  No element moves."""
+        ranks = transposed_rank_map(self.rank_map, self.grid_shape)
+        return replace(self, rows=self.cols, cols=self.rows, first=self.first[::-1], rank_map=ranks)
+
     def expanded(self, axes: Sequence[int], extents: Sequence[int] = ()) -> TensorLayout:
         """Return the layout of a tensor with new axes, which are not divided, at these places of the result, ascending.
 
@@ -166,9 +172,7 @@ class TensorLayout:
             left = [x for x in group if x in kept]
             first.append(dim if left[:1] == [*group[:1]] else _whole(self.shape[left[0]] if left else 1))
         rows, cols = (tuple(kept.index(x) for x in group if x in kept) for group in (self.rows, self.cols))
-        return replace(
-            self, shape=tuple(self.shape[x] for x in kept), rows=rows, cols=cols, first=(first[0], first[1])
-        )
+        return replace(self, shape=tuple(self.shape[x] for x in kept), rows=rows, cols=cols, first=(first[0], first[1]))
 
     def same_owners(self, other: TensorLayout) -> bool:
         """Return whether the local arrays of both tensors have the same elements in the same order on all ranks."""

@@ -50,11 +50,11 @@ if _TYPE_CHECKING:
     from pdgemm.matrix.residual import verify as verify
     from pdgemm.planning.machines.machine import Machine as Machine
     from pdgemm.planning.machines.machine import load_machine as load_machine
+    from pdgemm.planning.tensors.einsum_plan import plan_einsum as plan_einsum
     from pdgemm.resilience.survivors import resilient as resilient
     from pdgemm.scaled.quantization import quantize as quantize
     from pdgemm.scaled.scaled_matrix import Scaled as Scaled
     from pdgemm.schedules.dealing import balance as balance
-    from pdgemm.planning.einsum_plan import plan_einsum as plan_einsum
     from pdgemm.tensors.dist_tensor import DistTensor as DistTensor
     from pdgemm.tensors.einsum import einsum as einsum
     from pdgemm.tensors.einsum import tensordot as tensordot
@@ -80,7 +80,7 @@ _NAMES = {  # the public names of each module
     "pdgemm.scaled.quantization": ["quantize"],
     "pdgemm.scaled.scaled_matrix": ["Scaled"],
     "pdgemm.schedules.dealing": ["balance"],
-    "pdgemm.planning.einsum_plan": ["plan_einsum"],
+    "pdgemm.planning.tensors.einsum_plan": ["plan_einsum"],
     "pdgemm.tensors.dist_tensor": ["DistTensor"],
     "pdgemm.tensors.einsum": ["einsum", "tensordot"],
     "pdgemm.tools.profiling.trace_file": ["trace"],

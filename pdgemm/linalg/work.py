@@ -44,10 +44,16 @@ class Work:
         self.protect, self.memory_limit = protect, memory_limit
         self.did, self.after = self._steps.did, self._steps.after
 
-    def product(self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None) -> DistMatrix:
-        """Compute C := alpha A B + beta C, count the product, and return C; if C is None, allocate it.  Collective."""
+    def product(
+        self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None, **options: Any
+    ) -> DistMatrix:
+        """Compute C := alpha A B + beta C, count the product, and return C; if C is None, allocate it.  Collective.
+
+        options : the algorithm and its grid, as for `pdgemm`.
+        """
         self.products += 1
-        return self.did(pdgemm(alpha, A, B, beta, C, protect=self.protect, memory_limit=self.memory_limit))
+        options |= {"protect": self.protect, "memory_limit": self.memory_limit}
+        return self.did(pdgemm(alpha, A, B, beta, C, **options))
 
     def add(self, Y: DistMatrix, alpha: complex, X: DistMatrix, beta: complex = 1) -> DistMatrix:
         """Return Y := alpha X + beta Y, by `add_matrices`; if X is redistributed, record the report.  Collective."""

@@ -20,12 +20,13 @@ from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, on_host, set_elements
 from pdgemm.local.arrays.keys import MASK, is_view, picked
 from pdgemm.matrix.constructors import Constructors, check_root
-from pdgemm.matrix.gather import allgather, gather, gathering, gathering_buffer, planned
+from pdgemm.matrix.gather import allgather, gather, gathering_buffer, planned
 from pdgemm.matrix.local_arrays import device_on, new_array, new_shared
 from pdgemm.matrix.matrix_base import MatrixBase, public
 from pdgemm.matrix.numpy_functions import WHOLE, NumPyFunctions, not_available
 from pdgemm.matrix.reductions import Reductions
 from pdgemm.names import DeviceName, DType, Norm, Protection
+from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.agreement import together
 
 _Listed = list[int] | list[bool] | np.ndarray | range  # a list or mask of rows or columns
@@ -278,8 +279,8 @@ class DistMatrix(Constructors, Reductions, NumPyFunctions):
         return np.array2string(whole, threshold=0, edgeitems=edge)
 
     def tensor(self, shape: Any) -> Any:
-        """Return the matrix as a tensor of this shape: see `pdgemm.tensors.dist_tensor.tensor_of`.  Collective."""
-        return pdgemm.tensors.dist_tensor.tensor_of(self, shape)
+        """Return the matrix as a tensor of this shape: see `pdgemm.DistTensor.of_matrix`.  Collective."""
+        return pdgemm.DistTensor.of_matrix(self, shape)
 
     def to_blocks(self, rows: Any = None, cols: Any = None) -> Any:
         """Return A[rows, cols], which may differ between ranks: see `pdgemm.interchange.to_blocks`.  Collective."""

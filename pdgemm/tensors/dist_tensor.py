@@ -19,15 +19,17 @@ from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on, new_array, new_shared
 from pdgemm.names import DeviceName, DType, RandomKind
-from pdgemm.planning.tensor_layouts import default_layout
+from pdgemm.planning.tensors.tensor_layouts import default_layout
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.tensor_functions import TensorFunctions
 from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_parts import TensorParts
+from pdgemm.tensors.tensor_reductions import TensorReductions
 
 Axes = Sequence[int]
 
 
-class DistTensor(TensorFunctions):
+class DistTensor(TensorParts, TensorReductions, TensorFunctions):
     """A dense array of any number of dimensions, distributed over the ranks of a ProcessGrid.
 
     unfolding : the DistMatrix that has the elements; its rows enumerate the indices of some axes, its columns those of
@@ -46,10 +48,6 @@ class DistTensor(TensorFunctions):
     first, and the report of the result has the words that were sent.  `numpy.einsum`, `tensordot`, `transpose`,
     `moveaxis`, `reshape`, `concatenate`, `stack` and the reductions take tensors, too.
     """
-
-    def __init__(self, unfolding: DistMatrix, layout: TensorLayout) -> None:
-        """Make a tensor of a matrix without checking that it fits the layout.  Local; `A.tensor` checks."""
-        self.unfolding, self.layout = unfolding, layout
 
     # ------------------------------------------------------------------ making
     @classmethod
@@ -148,28 +146,40 @@ class DistTensor(TensorFunctions):
                 tensor._set(whole[np.ix_(*tensor.indices())] if whole.ndim else whole)
         return tensor
 
+    @classmethod
+    def of_matrix(cls, A: DistMatrix, shape: Sequence[int]) -> Self:
+        """Return a matrix as a tensor of this shape, without copying where blocks end between indices of the first axes.
+
+        shape : extents of which the first ones have the product A.shape[0], and the others A.shape[1].  If a block of A
+            ends within an index of the first axis of a group, A is redistributed.  Collective.
+        """
+        with together(A.grid.comm) as arguments:
+            arguments += ["A.tensor", *shape, A.distribution]
+            splits = (
+                k for k in range(len(shape) + 1) if prod(shape[:k]) == A.shape[0] and prod(shape[k:]) == A.shape[1]
+            )
+            split = next(splits, None)
+            if split is None:
+                raise LayoutError(
+                    f"no first extents of {tuple(shape)} have the product {A.shape[0]} of the rows of {A!r}"
+                )
+            axes: Any = tuple(range(split)), tuple(range(split, len(shape)))
+        by_rows = A if A.order == "C" else A.T
+        groups = axes if by_rows is A else axes[::-1]
+        try:
+            return cls(by_rows, TensorLayout.of_matrix(by_rows.layout_in(A.grid), shape, *groups))
+        except LayoutError:
+            target = default_layout(tuple(shape), len(A.grid.members), axes, A.grid.members)
+            out = cls._allocated(target, A.grid, A.dtype, A.device)
+            A.redistribute(out.unfolding)
+            return out
+
     def _set(self, elements: np.ndarray) -> None:
         """Set the local elements to those of an array on the host.  Local."""
         device = devices.of(self.unfolding.stored)
         self.local[...] = device.to_device(np.ascontiguousarray(elements), "C") if device else elements
 
     # ------------------------------------------------------------------ reading
-    @property
-    def local(self) -> Array:
-        """This rank's elements, with the axes of the tensor; a view of the local array of `unfolding`.
-
-        Of a tensor without axes, a rank without its number has an array of shape (0, 0).
-        """
-        elements, coords = self.unfolding.local, self.grid.coords
-        axes, extents = self.layout.rows + self.layout.cols, self.layout.local_shape(coords)
-        if not axes and not elements.size:
-            return elements
-        return elements.reshape([extents[x] for x in axes]).transpose(np.argsort(axes) if axes else None)
-
-    def indices(self) -> list[np.ndarray]:
-        """Return, for each axis, the indices of this rank's elements, ascending.  Local."""
-        return [self.layout.indices(axis, self.grid.coords) for axis in range(self.ndim)]
-
     def matrix(self, rows: Axes, cols: Axes | None = None) -> DistMatrix:
         """Return the matrix whose rows enumerate the axes `rows`, the first one slowest, and its columns the others.
 
@@ -185,46 +195,9 @@ class DistTensor(TensorFunctions):
         target = default_layout(self.shape, len(self.grid.members), axes, self.grid.members)
         return moved(self, target, name="matrix of a tensor").unfolding
 
-    def allgather(self) -> np.ndarray:
-        """Return the whole tensor on every rank.  Collective."""
-        return self._whole(self.unfolding.allgather())
-
-    def to_global(self, root: int = 0) -> np.ndarray | None:
-        """Return the whole tensor on `root`, None on the other ranks.  Collective."""
-        whole = self.unfolding.to_global(root)
-        return None if whole is None else self._whole(whole)
-
-    def _whole(self, matrix: np.ndarray) -> np.ndarray:
-        axes = self.layout.rows + self.layout.cols
-        return matrix.reshape([self.shape[x] for x in axes]).transpose(np.argsort(axes) if axes else None)
-
     def __repr__(self) -> str:
         held = " x ".join(map(str, self.local.shape))
         return f"DistTensor({self.layout}, {self.dtype}; rank {self.grid.rank} holds {held or 'one number'})"
-
-
-def tensor_of(A: DistMatrix, shape: Sequence[int]) -> DistTensor:
-    """Return a matrix as a tensor of this shape, without copying where blocks end between indices of the first axes.
-
-    shape : extents of which the first ones have the product A.shape[0], and the others A.shape[1].  If a block of A
-        ends within an index of the first axis of a group, A is redistributed.  Collective.
-    """
-    with together(A.grid.comm) as arguments:
-        arguments += ["A.tensor", *shape, A.distribution]
-        splits = (k for k in range(len(shape) + 1) if prod(shape[:k]) == A.shape[0] and prod(shape[k:]) == A.shape[1])
-        split = next(splits, None)
-        if split is None:
-            raise LayoutError(f"no first extents of {tuple(shape)} have the product {A.shape[0]} of the rows of {A!r}")
-        axes: Any = tuple(range(split)), tuple(range(split, len(shape)))
-    by_rows = A if A.order == "C" else A.T
-    groups = axes if by_rows is A else axes[::-1]
-    try:
-        return DistTensor(by_rows, TensorLayout.of_matrix(by_rows.layout_in(A.grid), shape, *groups))
-    except LayoutError:
-        target = default_layout(shape, len(A.grid.members), axes, A.grid.members)
-        out = DistTensor._allocated(target, A.grid, A.dtype, A.device)
-        A.redistribute(out.unfolding)
-        return out
 
 
 def _layout(
@@ -261,5 +234,3 @@ def _groups(ndim: int, rows: Axes, cols: Axes | None) -> tuple[tuple[int, ...], 
     if sorted(down + across) != list(range(ndim)):
         raise ArgumentError(f"rows {down} and cols {across} must have each of {ndim} axes once")
     return down, across
-
-

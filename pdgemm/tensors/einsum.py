@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, DTypeError, LayoutError
+from pdgemm.errors import DTypeError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.contractions import ELEMENTWISE, LOOP, STACK, Contraction, Labels, Operand, Setting
-from pdgemm.planning.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Expression, Single, parsed, plan_of
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
-from pdgemm.planning.tensor_layouts import undivided
+from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, STACK, Contraction, Operand, Setting
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, parsed, plan_of
+from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
-from pdgemm.tensors.dist_tensor import DistTensor, tensor_of
+from pdgemm.tensors.dist_tensor import DistTensor
 from pdgemm.tensors.tensor_moves import moved, spread
 
 
@@ -85,7 +86,7 @@ def einsum(
 
 def _as_tensor(x: Any, grid: ProcessGrid) -> DistTensor:
     if isinstance(x, DistMatrix):
-        return tensor_of(x, x.shape)
+        return DistTensor.of_matrix(x, x.shape)
     return x if isinstance(x, DistTensor) else DistTensor.from_global(np.asarray(x), grid=grid)
 
 
@@ -99,7 +100,7 @@ def _carried_out(plan: EinsumPlan, tensors: list[DistTensor], alpha: complex, wo
         if plan.slices:
             at = dict(zip(plan.slices, index))
             terms = [
-                x._part({axis: at[y] for axis, y in enumerate(labels) if y in at})
+                x.part({axis: at[y] for axis, y in enumerate(labels) if y in at})
                 for x, labels in zip(tensors, plan.expression.inputs)
             ]
         C = _steps(plan, list(terms), alpha, work)
@@ -148,7 +149,7 @@ def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
         y = y[(np.arange(len(n)), *[n] * len(others))]
         return np.moveaxis(y, 0, first - sum(axis < first for axis in others))
 
-    return x._new(x.layout.without(others), x.dtype, elements)
+    return x.with_elements(x.layout.without(others), x.dtype, elements)
 
 
 def _contracted(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, work: Work) -> DistTensor:
@@ -158,7 +159,7 @@ def _contracted(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex,
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
         dtype = dtypes.product(A.dtype, B.dtype)
-        return A._new(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
+        return A.with_elements(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
     C = DistTensor._allocated(chosen.C, A.grid, dtypes.product(A.dtype, B.dtype), A.unfolding.device)
     if 0 in (*plan.mnk, plan.extent(chosen.batch)):
@@ -169,7 +170,7 @@ def _contracted(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex,
         _looped(plan, A, B, alpha, C, work)
     else:
         X, Y, Z = (_matrix(x, labels, rows) for x, labels, rows in zip((A, B, C), pair, chosen.row_labels))
-        work.product(alpha, X, Y, 0, Z)
+        work.product(alpha, X, Y, 0, Z, **chosen.request._asdict())
     return C
 
 
@@ -193,7 +194,7 @@ def _aligned(x: DistTensor, labels: tuple[str, ...], c: tuple[str, ...]) -> Dist
 def _stacked(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: DistTensor) -> None:
     """Compute C := alpha A B for this rank's part of the batch.  Local."""
     chosen, pair = plan.chosen, plan.pair
-    with together(C.grid.comm) as arguments:
+    with together(C.grid.comm):
         if C.local.size:
             c = C.local.transpose([pair.c.index(x) for x in chosen.batch + chosen.rows + chosen.cols])
             a = A.local.transpose([pair.a.index(x) for x in chosen.batch + chosen.rows + chosen.inner])
@@ -209,7 +210,9 @@ def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: 
     chosen, pair = plan.chosen, plan.pair
     axes = [[labels.index(y) for y in chosen.batch] for labels in pair]
     left = [tuple(y for y in labels if y not in chosen.batch) for labels in pair]
-    parts = [x._new(x.layout.without(gone), x.dtype, lambda x=x: x.dtype.type(0)) for x, gone in zip((A, B, C), axes)]
+    parts = [
+        x.with_elements(x.layout.without(gone), x.dtype, partial(x.dtype.type, 0)) for x, gone in zip((A, B, C), axes)
+    ]
     X, Y, Z = (_matrix(*x) for x in zip(parts, left, chosen.row_labels))
     for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):
         (a, b, c) = (_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes))

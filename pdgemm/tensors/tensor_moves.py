@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TypeVar
 
 from pdgemm.algorithms.indexing.selection import copy_pairs
 from pdgemm.grids.index_map import IndexPairs
@@ -24,18 +22,18 @@ from pdgemm.schedules.exchanges.tensor_exchange import (
     stays_in_place,
 )
 from pdgemm.support.agreement import together
+from pdgemm.tensors.tensor_base import TensorBase
 
-if TYPE_CHECKING:
-    from pdgemm.tensors.dist_tensor import DistTensor
+Tensor = TypeVar("Tensor", bound=TensorBase)
 
 
 def moved(
-    T: DistTensor,
+    T: Tensor,
     target: TensorLayout,
     pairs: Mapping[int, IndexPairs] = NO_PAIRS,
     name: str = "move",
     memory_limit: int | None = None,
-) -> DistTensor:
+) -> Tensor:
     """Return a copy of T in another layout, or T itself if it has this layout.  Collective over the grid of T.
 
     target : the layout of the result, whose axis k is axis k of T.
@@ -67,7 +65,7 @@ def moved(
     return type(T)(result, target)
 
 
-def spread(T: DistTensor, target: TensorLayout) -> DistTensor:
+def spread(T: Tensor, target: TensorLayout) -> Tensor:
     """Return the elements of T that are broadcast to each rank's part of a tensor of this layout.  Collective.
 
     The axes of T are those of `target`, of the same extent or of extent 1.

@@ -22,9 +22,9 @@ from pdgemm.local.arrays.elementwise import CONVERT, supported
 from pdgemm.local.arrays.folds import ON_DEVICE
 from pdgemm.matrix.argument_checks import check_matrices, communicator, op, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.gather import gathering
 from pdgemm.matrix.local_arrays import empty_like
 from pdgemm.names import Transpose
+from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.agreement import together
 
 

@@ -17,7 +17,7 @@ NO_PAIRS: Mapping[int, IndexPairs] = {}
 
 
 def matrix_to_read(source: TensorLayout, target: TensorLayout, dtype: np.dtype, conjugated: bool = False) -> Layout:
-    """Return the layout of the matrix whose rows and columns enumerate the axes of `target`, with the owners of `source`.
+    """Return the layout, with the owners of `source`, of the matrix that enumerates axes as that of `target`.
 
     Its local arrays are those of the source with their axes in the order of the target's.  A rank has rows times
     columns, since each axis is divided by itself, but not blocks of equal length.
@@ -73,7 +73,7 @@ def plan_move(
 
 
 def spread_layout(source: TensorLayout, target: TensorLayout) -> tuple[TensorLayout, dict[int, IndexPairs]]:
-    """Return the layout, and the pairs, with which each rank gets the elements that are broadcast to its part of a tensor.
+    """Return the layout, and the pairs, by which each rank gets the elements that are broadcast to its part.
 
     source : the tensor that is broadcast, with extent 1 along some axes where `target` has another extent.
     Along such an axis the result has one index, or if the axis is divided one for each of its parts.

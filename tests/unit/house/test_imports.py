@@ -21,14 +21,14 @@ FLOORS = [  # A module imports from folders or modules before it in the list; th
     "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
     "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "gemm",
     "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.work", "linalg.functions",
-    "linalg.eigen", "linalg.singular", "linalg", "interop", "interchange", "scalapack", "statistics", "resilience",
+    "linalg.eigen", "linalg.singular", "linalg", "tensors", "interop", "interchange", "scalapack", "statistics", "resilience",
     "io", "io.streamed", "parallel", "training",
     "tools.calibrate", "tools.profiling", "tools.studies", "tools", "__main__",
 ]  # fmt: skip
 PURE = ["errors", "names", "local", "support", "instrument", "schedules", "planning"]  # no MPI, HDF5 or CuPy
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
-    "grids.rectangles", "grids.shared_heap",
+    "grids.rectangles", "grids.shared_heap", "grids.tensor_layout",
     "tools.verification.verify_training",
     *(f"tools.profiling.{x}" for x in ("profile", "profile_tables")),
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",

@@ -2,88 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import combinations
-from math import prod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError
+from pdgemm.errors import ArgumentError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
-from pdgemm.planning.contractions import Contraction, Labels, Operand, Pair, Setting, contraction
+from pdgemm.local.arrays.arguments import as_name
+from pdgemm.planning.machines.machine import Machine, machine_at_hand
 from pdgemm.planning.program import Program, Stage
-from pdgemm.planning.tensor_layouts import partial_layout, undivided
+from pdgemm.planning.tensors.contraction_order import contraction_order
+from pdgemm.planning.tensors.contractions import Contraction, Operand, Pair, Setting, contraction
+from pdgemm.planning.tensors.expression import Expression, Labels, parsed
+from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.schedules.collectives.vectors import gathering
-from pdgemm.schedules.formulas import gemm_flops, lower_bound
-from pdgemm.schedules.mover_registry import RING
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
 
 DIAGONAL, SUM, NUMBER, UNDIVIDE = "diagonal", "sum", "number", "undivide"  # steps on one tensor
-_EXHAUSTIVE = 6  # most operands of which every order is compared
-
-
-@dataclass(frozen=True)
-class Expression:
-    """An expression of einsum: the labels of the axes of the operands and of the result, and their extents."""
-
-    inputs: tuple[Labels, ...]
-    output: Labels
-    extents: tuple[tuple[str, int], ...]
-
-    @cached_property
-    def extent(self) -> dict[str, int]:
-        return dict(self.extents)
-
-    def size(self, labels: Sequence[str]) -> int:
-        """Return the product of the extents of labels."""
-        return prod(self.extent[x] for x in labels)
-
-    def __str__(self) -> str:
-        return f"{','.join(map(''.join, self.inputs))}->{''.join(self.output)}"
-
-
-class _Shape(NamedTuple):
-    """An operand without elements, for the parser."""
-
-    shape: tuple[int, ...]
-    ndim: int
-
-
-def parsed(expression: Any, operands: Sequence[Any], shape_of: Any = np.shape) -> tuple[Expression, list[Any]]:
-    """Return the expression, and the operands in order.
-
-    expression, operands : the arguments of numpy.einsum.   shape_of : returns the shape of an operand.
-    Raises ArgumentError or LayoutError, which name the expression, the index and both extents.
-    """
-    from opt_einsum.parser import parse_einsum_input
-
-    arguments = [expression, *operands]
-    arrays = list(operands) if isinstance(expression, str) else arguments[: len(arguments) // 2 * 2 : 2]
-    shapes = [tuple(shape_of(x)) for x in arrays]
-    places = [_Shape(x, len(x)) for x in shapes]
-    parts: list[Any] = [expression, *places]
-    if not isinstance(expression, str):
-        lists = arguments[1 : 2 * len(arrays) : 2]
-        parts = [y for pair in zip(places, lists) for y in pair] + arguments[2 * len(arrays) :]
-    text = expression if isinstance(expression, str) else "einsum"
-    try:
-        left, right, _ = parse_einsum_input(parts)
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError) as bad:
-        raise ArgumentError(f"einsum {text!r} of shapes {shapes}: {bad}") from None
-    inputs, extents = tuple(tuple(x) for x in left.split(",")), dict[str, int]()
-    for labels, shape in zip(inputs, shapes, strict=True):
-        if len(labels) != len(shape):
-            raise LayoutError(f"einsum {text!r}: {''.join(labels)!r} names {len(labels)} axes of an operand of {shape}")
-        for label, n in zip(labels, shape):
-            known = extents.setdefault(label, n)
-            if n != known and 1 not in (n, known):
-                raise LayoutError(f"einsum {left}->{right}: index {label!r} has the extents {known} and {n}")
-            extents[label] = n if known == 1 else known
-    return Expression(inputs, tuple(right), tuple(extents.items())), arrays
 
 
 class Single(NamedTuple):
@@ -110,7 +49,7 @@ class Joint(NamedTuple):
 
 @dataclass(frozen=True)
 class EinsumPlan:
-    """The plan of an einsum as a value: it can be printed and compared, and is executed by `einsum(..., optimize=plan)`.
+    """The plan of an einsum as a value, which can be printed and compared, and is executed by `einsum(optimize=plan)`.
 
     expression : the labels of all tensors.   operands : the tensors as values, with the layouts that they must have.
     before  : steps on the operands that come once.   slices : labels of which each index is summed after the other.
@@ -143,7 +82,7 @@ class EinsumPlan:
     @property
     def bound(self) -> float:
         """The sum of the lower bounds of the contractions on the words that the busiest rank receives."""
-        of_steps = (x.contraction.bound(self.program.size) for x in self.steps if isinstance(x, Joint))
+        of_steps = (x.contraction.bound for x in self.steps if isinstance(x, Joint))
         return sum(of_steps) * self.expression.size(self.slices)
 
     @property
@@ -156,10 +95,9 @@ class EinsumPlan:
         for x in self.steps:
             if isinstance(x, Joint):
                 one = x.contraction
-                words = max(sum(s.traffic(r).words_received for _, s in one.stages) for r in range(self.program.size))
                 moves = "".join(name for name, stage in one.stages if name != "C") or "none"
                 what = (str(one.pair), one.chosen.way, " x ".join(map(str, one.mnk)), moves)
-                rows.append((*what, in_words(words), in_words(one.bound(self.program.size)), in_seconds(one.seconds)))
+                rows.append((*what, in_words(one.words), in_words(one.bound), in_seconds(one.seconds)))
         heads = ("contraction", "as", "m x n x k", "moved", "words", "bound", "time")
         sliced = f", for each index of {', '.join(self.slices)}" if self.slices else ""
         table = Table(heads, rows, words=heads[:4]) if rows else "no contraction"
@@ -275,7 +213,9 @@ def _plan(expression: Expression, operands: tuple[Operand, ...], setting: Settin
     steps = tuple(draft.steps)
     singles: Any = steps[:before]
     program = Program(tuple(stages), setting.size, setting.machine)
-    return EinsumPlan(expression, chosen, singles, slices, steps[before:], (labels, result), remaining, program, draft.most)
+    return EinsumPlan(
+        expression, chosen, singles, slices, steps[before:], (labels, result), remaining, program, draft.most
+    )
 
 
 def _add_singles(draft: _Draft) -> None:
@@ -304,7 +244,7 @@ def _add_joints(draft: _Draft) -> int:
         left = [numbers.pop()]
     for at in numbers:
         draft.single(Single(NUMBER, at))
-    for x, y in order([draft.terms[at][0] for at in left], draft.expression, draft.setting):
+    for x, y in contraction_order([draft.terms[at][0] for at in left], draft.expression, draft.setting):
         a, b = left[x], left[y]
         left = [at for at in left if at not in (a, b)]
         kept = {*output}.union(*(draft.terms[at][0] for at in left))
@@ -313,77 +253,15 @@ def _add_joints(draft: _Draft) -> int:
     return left[0]
 
 
-def order(terms: Sequence[Labels], expression: Expression, setting: Setting) -> list[tuple[int, int]]:
-    """Return the pairs to contract, as positions in a list from which both are taken and to which the result is appended.
-
-    Up to six tensors every order is compared by the least time of its products; for more, opt_einsum chooses.
-    """
-    if len(terms) > _EXHAUSTIVE:
-        from opt_einsum import contract_path
-
-        text = f"{','.join(map(''.join, terms))}->{''.join(expression.output)}"
-        shapes = [tuple(expression.extent[x] for x in labels) for labels in terms]
-        path, _ = contract_path(text, *shapes, shapes=True, optimize="auto")
-        return [(int(x), int(y)) for step in path for x, y in [(*step, *step)[:2]] if len(step) == 2]
-    best = {frozenset([at]): (0.0, tuple[Any, ...]()) for at in range(len(terms))}
-    everything = frozenset(range(len(terms)))
-
-    def labels_of(part: frozenset[int]) -> frozenset[str]:
-        inside = frozenset[str]().union(*(terms[at] for at in part))
-        return inside & frozenset(expression.output).union(*(terms[at] for at in everything - part))
-
-    for number in range(2, len(terms) + 1):
-        for part in map(frozenset, combinations(range(len(terms)), number)):
-            ways = list[tuple[float, tuple[Any, ...]]]()
-            for left in _halves(part):
-                right = part - left
-                seconds = _least_seconds(labels_of(left), labels_of(right), labels_of(part), expression, setting)
-                ways.append((best[left][0] + best[right][0] + seconds, (left, right)))
-            best[part] = min(ways, key=lambda x: x[0])
-    path, held = list[tuple[int, int]](), [frozenset([at]) for at in range(len(terms))]
-
-    def add(part: frozenset[int]) -> None:
-        """Add the contractions of a part to the path, the innermost ones first."""
-        for half in best[part][1]:
-            add(half)
-        if best[part][1]:
-            x, y = sorted(held.index(half) for half in best[part][1])
-            path.append((x, y))
-            held.append(part)
-            del held[y], held[x]
-
-    add(everything)
-    return path
-
-
-def _halves(part: frozenset[int]) -> Iterator[frozenset[int]]:
-    """Yield each set of which, with the rest, the part consists; the set has the first element."""
-    first, *others = sorted(part)
-    for number in range(len(others)):
-        for rest in combinations(others, number):
-            yield frozenset((first, *rest))
-
-
-def _least_seconds(
-    a: frozenset[str], b: frozenset[str], c: frozenset[str], expression: Expression, setting: Setting
-) -> float:
-    """Return a lower estimate of the time of a contraction: its operations, and the bound on its words."""
-    m, n, k = (expression.size([*x]) for x in ((a - b) & c, (b - a) & c, (a & b) - c))
-    items, machine, dtype = expression.size([*(a & b & c)]), setting.machine, np.dtype(float)
-    rate = machine.rate(str(dtype), max(1, m), max(1, n), max(1, k))
-    words = lower_bound(m, n, k, setting.size) if items == 1 else 0.0
-    link = machine.links(RING.name)[machine.ranks_per_node is not None]
-    return items * gemm_flops(m, n, k) / rate / setting.size + words * dtype.itemsize * link.beta + machine.call_overhead
-
-
 def plan_einsum(
     expression: Any,
     *operands: Any,
     ranks: int | None = None,
     dtype: Any = float,
     free: bool = False,
-    machine: Any = None,
+    machine: Machine | None = None,
     memory_limit: int | None = None,
+    minimize: str = "time",
 ) -> EinsumPlan:
     """Return the plan of `einsum` with these arguments, without MPI.  Local.
 
@@ -391,12 +269,10 @@ def plan_einsum(
     ranks    : number of ranks; by default that of the tensors.   dtype : the type of tensors of shapes.
     free     : the layouts of operands of shapes may be chosen, too: `plan.layouts` has them.
     machine  : Machine; by default the machine at hand.   memory_limit : bytes per rank beyond the operands.
+    minimize : "time", the predicted time, or "words", the words that the busiest rank receives in each contraction.
 
     Raises ArgumentError, LayoutError or MemoryLimitError.
     """
-    from pdgemm.planning.machines.machine import machine_at_hand
-    from pdgemm.planning.tensor_layouts import default_layout
-
     is_tensor = lambda x: hasattr(x, "layout")  # noqa: E731
     expr, arrays = parsed(expression, operands, lambda x: x.shape if is_tensor(x) else x)
     tensors = [x for x in arrays if is_tensor(x)]
@@ -410,4 +286,6 @@ def plan_einsum(
         for x in arrays
     )
     size = tensors[0].grid.size if tensors else len(members)
-    return plan_of(expr, values, Setting(size, machine or machine_at_hand(), memory_limit, members))
+    fewest = as_name(minimize, "minimize", ("time", "words")) == "words"
+    setting = Setting(size, machine or machine_at_hand(), memory_limit, members, fewest)
+    return plan_of(expr, values, setting)

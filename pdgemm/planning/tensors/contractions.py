@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,14 +27,16 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.planning.layout_text import IDEAL
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import exchange_seconds, fastest_exchange, sample
+from pdgemm.planning.planner import candidates
+from pdgemm.planning.problem import AlgorithmRequest
 from pdgemm.planning.program import Stage
 from pdgemm.planning.question import Question, nodes_of
-from pdgemm.planning.tensor_layouts import default_layout, grids_of
+from pdgemm.planning.tensors.expression import Labels
+from pdgemm.planning.tensors.tensor_layouts import default_layout, grids_of
 from pdgemm.schedules.exchanges.exchange import Selection
 from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, plan_move, spread_layout, stays_in_place
 from pdgemm.schedules.formulas import lower_bound
 
-Labels = tuple[str, ...]
 PRODUCT, STACK, LOOP, ELEMENTWISE = "product", "stack", "loop", "elementwise"
 
 
@@ -73,12 +75,14 @@ class Setting(NamedTuple):
     """The ranks and the machine of a contraction.
 
     memory_limit : bytes per rank beyond the given tensors; None: any number.
+    fewest_words : the contraction with the fewest words is chosen, and not that with the least time.
     """
 
     size: int
     machine: Machine
     memory_limit: int | None = None
     rank_map: tuple[int, ...] = ()
+    fewest_words: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -103,7 +107,7 @@ class Candidate(NamedTuple):
     way     : "product", "stack", "loop" or "elementwise".
     A, B, C : the layouts in which they are contracted; A and B are moved to them if they have others.
     rows, inner, cols : the labels of the rows of A's matrix, of its columns and of the columns of B's matrix, in order.
-    batch   : the labels of the batch, in order.
+    batch   : the labels of the batch, in order.   request : the algorithm of the product.
     """
 
     way: str
@@ -114,6 +118,7 @@ class Candidate(NamedTuple):
     inner: Labels
     cols: Labels
     batch: Labels = ()
+    request: AlgorithmRequest = AlgorithmRequest("auto", None, None)
 
     @property
     def row_labels(self) -> tuple[Labels, Labels, Labels]:
@@ -125,6 +130,7 @@ class Candidate(NamedTuple):
 class Contraction:
     """The contraction of two tensors as a value.
 
+    size    : the number of ranks.
     stages  : the moves and the products by the name of the tensor, as in a `Program`.
     seconds : the predicted time.
     extra_bytes : the bytes that a rank needs for moved operands, message buffers and the result.
@@ -132,6 +138,7 @@ class Contraction:
 
     pair: Pair
     chosen: Candidate
+    size: int
     stages: tuple[tuple[str, Stage], ...]
     seconds: float
     extra_bytes: int
@@ -149,9 +156,15 @@ class Contraction:
         m, n, k = (self.extent(x) for x in (self.chosen.rows, self.chosen.cols, self.chosen.inner))
         return m, n, k
 
-    def bound(self, ranks: int, memory_words: float | None = None) -> float:
-        """Return a lower bound on the words that the busiest rank receives; 0 for a batch, which ranks may divide."""
-        return 0.0 if self.pair.batch else lower_bound(*self.mnk, ranks, memory_words)
+    @cached_property
+    def words(self) -> int:
+        """The words that the busiest rank of `sample` receives."""
+        return max(sum(x.traffic(rank).words_received for _, x in self.stages) for rank in sample(self.size))
+
+    @property
+    def bound(self) -> float:
+        """A lower bound on the words that the busiest rank receives; 0 for a batch, which ranks may divide."""
+        return 0.0 if self.pair.batch else lower_bound(*self.mnk, self.size)
 
 
 @lru_cache(maxsize=512)
@@ -169,7 +182,7 @@ def contraction(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Contrac
     if not fitting:
         least = min(x.extra_bytes for x in possible)
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {pair}: {least} bytes are needed")
-    return min(fitting, key=lambda x: x.seconds)
+    return min(fitting, key=lambda x: (setting.fewest_words * x.words, x.seconds))
 
 
 def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterator[Candidate]:
@@ -182,9 +195,9 @@ def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterato
 
     def layout(labels: Labels, down: Labels, across: Labels, grid: tuple[int, int]) -> TensorLayout:
         """Return a layout on the grid, or for a group without axes on a line of all ranks."""
-        groups = tuple(tuple(labels.index(x) for x in group) for group in (down, across))
+        rows, cols = (tuple(labels.index(x) for x in group) for group in (down, across))
         grid = (1, 1) if not labels else (1, ranks) if not down else (ranks, 1) if not across else grid
-        return TensorLayout.even([extent[x] for x in labels], *groups, grid, setting.ranks[: prod(grid)])
+        return TensorLayout.even([extent[x] for x in labels], rows, cols, grid, setting.ranks[: prod(grid)])
 
     if not inner and not (rows and cols):
         yield Candidate(ELEMENTWISE, a.layout, b.layout, _spread(pair, a, b, extent, setting), rows, inner, cols, batch)
@@ -210,29 +223,43 @@ def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterato
             [layout(labels, *_with_batch(batch, x, y), grid) for (labels, x, y), grid in zip(sides, on)] for on in grids
         ]
         if not batch and not (left and right):
-            choices += _ideal(extent, sides, setting)
-        for new in choices:
+            ideal = list(_ideal(extent, sides, setting))
+        else:
+            ideal = []
+        anyhow = AlgorithmRequest("auto", None, None)
+        for new, request in [*((x, anyhow) for x in choices), *ideal]:
             A, B = a.layout if left else new[0], b.layout if right else new[1]
-            yield Candidate(LOOP if batch else PRODUCT, A, B, new[2], down, order, across, batch)
+            yield Candidate(LOOP if batch else PRODUCT, A, B, new[2], down, order, across, batch, request)
 
 
-def _ideal(extent: dict[str, int], sides: Sequence[tuple[Labels, Labels, Labels]], setting: Setting) -> list[list[TensorLayout]]:
-    """Return the layouts of A, B and C with which the best product needs no move, if these are layouts of tensors.
+def _ideal(
+    extent: dict[str, int], sides: Sequence[tuple[Labels, Labels, Labels]], setting: Setting
+) -> Iterator[tuple[list[TensorLayout], AlgorithmRequest]]:
+    """Yield layouts of A, B and C with which a good product needs no move, if these are layouts of tensors.
 
     sides : the labels of each tensor, of the rows and of the columns of its matrix.
     """
     m, k, n = (prod(extent[x] for x in labels) for labels in (sides[0][1], sides[0][2], sides[1][2]))
     if not m * n * k or setting.ranks != tuple(range(setting.size)):
-        return []
-    plan = Question(m, n, k, setting.size, layouts=IDEAL, machine=setting.machine).plan()
-    found = []
-    for (labels, *groups), matrix in zip(sides, plan.arrangement.layouts):
-        axes = [tuple(labels.index(x) for x in group) for group in groups]
-        if matrix.order == "F":
-            matrix, axes = matrix.T, axes[::-1]
-        with suppress(LayoutError):
-            found.append(TensorLayout.of_matrix(matrix, [extent[x] for x in labels], *axes))
-    return [found] if len(found) == len(sides) else []
+        return
+    question = Question(m, n, k, setting.size, layouts=IDEAL, machine=setting.machine)
+    plans = {AlgorithmRequest("auto", None, None): question.plan()}
+    if setting.fewest_words:
+        plan = min(
+            candidates(question.problem),
+            key=lambda x: max(x.traffic(rank).words_received for rank in sample(setting.size)),
+        )
+        plans[AlgorithmRequest(plan.algorithm, plan.shape[:2], plan.shape[2])] = plan
+    for request, plan in plans.items():
+        found = []
+        for (labels, *groups), matrix in zip(sides, plan.arrangement.layouts):
+            axes = [tuple(labels.index(x) for x in group) for group in groups]
+            if matrix.order == "F":
+                matrix, axes = matrix.T, axes[::-1]
+            with suppress(LayoutError):
+                found.append(TensorLayout.of_matrix(matrix, [extent[x] for x in labels], *axes))
+        if len(found) == len(sides):
+            yield found, request
 
 
 def _with_batch(batch: Labels, rows: Labels, cols: Labels) -> tuple[Labels, Labels]:
@@ -272,7 +299,7 @@ def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: S
             seconds += max(exchange_seconds(move, machine, rank) for rank in sample(setting.size))
             seconds += read / machine.copy_bandwidth
             extra += read + target.of(x.dtype).local_bytes(None) + move.extra_bytes(None)
-    found = Contraction(pair, chosen, tuple(stages), seconds, extra)
+    found = Contraction(pair, chosen, setting.size, tuple(stages), seconds, extra)
     mnk, items = found.mnk, found.extent(chosen.batch)
     if not prod(mnk) * items or chosen.way == ELEMENTWISE:
         return found
@@ -280,7 +307,7 @@ def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: S
         most = chosen.C.local_shape((chosen.C.first[0].source, 0))
         share = prod(n for label, n in zip(pair.c, most) if label in chosen.batch)
         return replace(found, seconds=seconds + share * machine.multiply(dtype, mnk, mnk))
-    layouts = tuple(
+    layouts: Any = tuple(
         _of_product(labels, layout, type_, rows, chosen.batch)
         for labels, layout, type_, rows in (
             (pair.a, chosen.A, a.dtype, chosen.rows),
@@ -289,7 +316,9 @@ def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: S
         )
     )
     m, n, k = mnk
-    plan = Question(m, n, k, setting.size, dtype, layouts, machine=machine).plan()
+    algorithm, shape, layers = chosen.request
+    how: Any = {"algorithm": algorithm, "shape": shape, "layers": layers, "machine": machine}
+    plan = Question(m, n, k, setting.size, dtype, layouts, **how).plan()
     return replace(
         found,
         stages=(*stages, *[("C", plan)] * items),

@@ -1,0 +1,93 @@
+"""Tensors in other shapes, and parts of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from typing import Any, Self
+
+import numpy as np
+
+from pdgemm.errors import ArgumentError
+from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.index_map import IndexPairs
+from pdgemm.support.agreement import together
+from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
+from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_shapes import as_shape, parsed_key, pieces_of, readable, reread
+
+
+class TensorParts(TensorBase):
+    """The methods that change the shape of a tensor, or pick a part of it."""
+
+    def reshape(self, *shape: Any) -> Self:
+        """Return the tensor in another shape, its elements in the order of their indices (NumPy's "C").  Collective.
+
+        This is a view if the layout is one of the new tensor, too; otherwise one exchange moves the tensor first.
+        """
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
+        with together(self.grid.comm) as arguments:
+            extents = as_shape(wanted, self.shape)
+            arguments += ["reshape", *extents, str(self.layout)]
+            pieces = pieces_of(self.shape, extents)
+            layout = reread(self.layout, extents, pieces)
+        source = self
+        if layout is None:
+            source = moved(self, readable(self, extents, pieces), name="reshape")
+            layout = reread(source.layout, extents, pieces)
+            assert layout is not None
+        return type(self)(source.unfolding, layout)
+
+    def ravel(self) -> Self:
+        """Return the tensor as one axis; see `reshape`.  Collective."""
+        return self.reshape(-1)
+
+    def squeeze(self, axis: Axis = None) -> Self:
+        """Return the tensor without axes of extent 1, as numpy.squeeze.  Collective."""
+        gone = [x for x, n in enumerate(self.shape) if n == 1] if axis is None else self.axes_of(axis)
+        if any(self.shape[x] != 1 for x in gone):
+            raise ArgumentError(f"only axes of extent 1 are dropped; axis={axis} of a tensor of shape {self.shape}")
+        return self.reshape([n for x, n in enumerate(self.shape) if x not in gone])
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a part, as NumPy's basic indexing: slices of any step, indices, `...`, None; a list for an axis.
+
+        A number or an array of one axis is on every rank, any other part a new tensor.  Nothing is sent, unless an
+        axis that is divided is indexed by a number, a list or a slice whose step is not 1.  Collective.
+        """
+        with together(self.grid.comm) as arguments:
+            picks, dropped, new = parsed_key(key, self.shape)
+            arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
+            apart = [x for x in self.layout.divided if x in dropped or not isinstance(picks.get(x, range(0)), range)]
+        shape = [len(picks.get(axis, range(n))) for axis, n in enumerate(self.shape)]
+        if apart:
+            kept = [x for x in range(self.ndim) if x not in dropped]
+            target = self.default_layout([shape[x] for x in kept]).expanded(dropped)
+            pairs = {x: IndexPairs(np.asarray(indices), np.arange(len(indices))) for x, indices in picks.items()}
+            part = moved(self, target, pairs, name="T[...]")
+        else:
+            part = self._windowed(picks)
+        part = type(self)(part.unfolding, part.layout.without(dropped))
+        return whole_if_small(part.expanded(new), self.ndim > 1)
+
+    def _windowed(self, picks: dict[int, Any]) -> Self:
+        """Return a copy of some indices of each axis; those of an axis that is divided follow each other.  Local."""
+        layout, shape, first, key = self.layout, [*self.shape], [*self.layout.first], [slice(None)] * self.ndim
+        for axis, indices in picks.items():
+            shape[axis] = len(indices)
+            key[axis] = slice(indices.start, indices.stop) if isinstance(indices, range) else indices
+        for at, axes in enumerate((layout.rows, layout.cols)):
+            if axes and isinstance(window := picks.get(axes[0]), range):
+                ends = window.start, window.stop
+                key[axes[0]] = first[at].local_window(*ends, self.grid.coords[at])
+                first[at] = first[at].window(*ends)
+            elif axes and axes[0] in picks:
+                first[at] = BlockCyclic(shape[axes[0]], max(1, shape[axes[0]]), 1)
+        there = replace(layout, shape=tuple(shape), first=(first[0], first[1]))
+        return self.with_elements(
+            there, self.dtype, lambda: reduce(lambda x, axis: x[_along(axis, key[axis])], picks, self.local)
+        )
+
+
+def _along(axis: int, key: Any) -> tuple[Any, ...]:
+    return (*[slice(None)] * axis, key)
