@@ -102,6 +102,8 @@ class IndexMap:
 
     def shifted(self, source: int, target: int) -> IndexMap:
         """Return the map with `source` subtracted from all source indices and `target` from all target indices."""
+        if not source and not target:
+            return self  # which may know its strided runs
         return IndexMap(self.source - source, self.target - target, self.lengths, self._period)
 
     def indices(self) -> tuple[np.ndarray, np.ndarray]:

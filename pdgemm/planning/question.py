@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -14,6 +14,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.layout_text import DEFAULT, IDEAL, layouts_of
 from pdgemm.planning.machines.machine import CUDA, Machine, on_nodes
+from pdgemm.planning.machines.timing import consecutive
 from pdgemm.planning.planner import best_plan, considered, panel_width, panels_ahead
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
@@ -111,7 +112,7 @@ class Question:
             reads=IPC.name if gpus else SHARED.name,
             device=CUDA if gpus else "",
             staged=machine.staged and by_message != NCCL.name,
-            nodes=nodes_of(self.ranks, per_node) if shared and per_node else (),
+            nodes=consecutive(self.ranks, per_node) if shared and per_node else (),
             ideal=self._ideal,
             machine=machine,
         )  # fmt: skip
@@ -211,9 +212,3 @@ class Question:
     def _whole(self, x: Candidate) -> Candidate:
         size = x.memory_bytes_per_rank + self.given_bytes
         return replace(x, memory_bytes_per_rank=size, lower_bound_words=self.bound)
-
-
-@lru_cache(maxsize=8)
-def nodes_of(ranks: int, per_node: int) -> tuple[int, ...]:
-    """Return the node of each rank; the number of a node is that of its first rank."""
-    return tuple((np.arange(ranks) // per_node * per_node).tolist())

@@ -18,6 +18,7 @@ from pdgemm.local.arrays.elementwise import Combine
 from pdgemm.schedules.exchanges.block_messages import Block, Redistribution
 from pdgemm.schedules.staircase import Staircase
 from pdgemm.transport.block_copy import copy_blocks
+from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.movers.panel_views import column_buffer
 from pdgemm.transport.store import store
 
@@ -37,6 +38,7 @@ class ExchangeBuffers:
         memory = own
         if plan.nodes:  # one array for all messages in a direction
             memory, words, self.receiving, sending = shared, words * self.receiving, 1, 1
+        self.of_node: NodeArrays | None = None  # the buffers of all ranks of the node, since the first exchange
         self.messages: list[tuple[Array, Array]] = []  # per buffer: the array for MPI, the array to pack and unpack
         for _ in range(self.receiving + sending):
             if device and plan.staged:

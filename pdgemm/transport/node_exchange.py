@@ -29,7 +29,9 @@ def send_by_nodes(transfer: TileTransfer) -> None:
     plan, grid, recorder, me = transfer.plan, transfer.grid, transfer.recorder, transfer.grid.comm.rank
     steps, (received, _), (sent, _) = plan.by_nodes, *transfer.buffers.messages
     assert steps is not None
-    buffers = NodeArrays(grid, received=(received, None), sent=(sent, None))
+    if transfer.buffers.of_node is None:
+        transfer.buffers.of_node = NodeArrays(grid, received=(received, None), sent=(sent, None))
+    buffers = transfer.buffers.of_node
     outgoing, incoming, here = _by_peer(plan.sends(me)), _by_peer(plan.receives(me)), int(steps.node[me])
     staying = iter(plan.staying(me))
     for distances in steps.steps:
@@ -38,8 +40,7 @@ def send_by_nodes(transfer: TileTransfer) -> None:
             buffer = buffers(RECEIVED if is_here else SENT, segment.holder)
             for block, place in _places(transfer, buffer, segment.start, outgoing[segment.peer]):
                 with recorder.phase("pack"):
-                    rows, cols = (x.shifted(0, x.target[0]) for x in (block.rows, block.cols))
-                    copy_blocks(part_of(transfer.X, block), place, rows, cols)
+                    copy_blocks(part_of(transfer.X, block), place, block.rows, block.cols)
         buffers.sync()
         requests, received_bytes = list[MPI.Request](), 0
         for message in steps.messages(me, distances):
@@ -64,8 +65,7 @@ def send_by_nodes(transfer: TileTransfer) -> None:
             buffer = buffers(RECEIVED, segment.holder)
             for block, place in _places(transfer, buffer, segment.start, incoming[segment.peer]):
                 with recorder.phase("pack"):
-                    rows, cols = (x.shifted(x.source[0], 0) for x in (block.rows, block.cols))
-                    transfer.assign(part_of(transfer.Y, block), place, rows, cols)
+                    transfer.assign(part_of(transfer.Y, block), place, block.rows, block.cols)
                 if segment.holder != me:
                     recorder.traffic.read(place.size)
     buffers.sync()

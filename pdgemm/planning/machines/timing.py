@@ -15,6 +15,7 @@ from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.schedule import Schedule
 from pdgemm.support.remembered import remembered
 
+_MOST_SUMMED = 32  # nodes whose words are summed up
 _SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks
 _WORTHWHILE = 0.8  # messages between nodes are chosen if they take less than this part of the time
 _FEW = 4  # with fewer than a fourth as many messages as there are nodes, ranks send to ranks
@@ -58,21 +59,50 @@ def product_seconds(product: Product, machine: Machine, rank: int) -> float:
     return memory_seconds(product, machine, rank) + first + pipeline + last + after
 
 
-def exchange_seconds(exchange: Redistribution, machine: Machine, rank: int) -> float:
-    """Return the time of an exchange: words sent are packed and unpacked; words that stay or are read are copied."""
+def exchange_seconds(exchange: Redistribution, machine: Machine, rank: int, nodes: tuple[int, ...] = ()) -> float:
+    """Return the time of an exchange: words sent are packed and unpacked; words that stay or are read are copied.
+
+    The ranks of a node share its network: words between nodes take the time of those of the busiest node.
+    nodes : the node of each rank; (): that in the exchange, or consecutive ranks are on a node.
+    """
     traffic, itemsize = exchange.traffic(rank), exchange.wire.itemsize
+    copied, moving, partners = exchange.copied(rank) / machine.copy_bandwidth, 0.0, 0
+    if not exchange.shared:
+        (near, far), messages = machine.links(EXCHANGE), (traffic.messages_sent, traffic.messages_received)
+        nodes = exchange.nodes or nodes or consecutive(exchange.size, machine.ranks_per_node)
+        if steps := exchange.by_nodes:  # the ranks of a node wait for each other twice in each step
+            partners = max(messages)
+            moving = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width))) * near.alpha + partners * far.alpha
+        for each, number in zip(() if steps else exchange.words_with(rank), messages):
+            peers = each.nonzero()[0].tolist()
+            here = [peer for peer in peers if nodes[peer] == nodes[rank]]
+            inside, partners = len(here) / max(1, len(peers)), max(partners, len(peers))
+            latency = number * (inside * near.alpha + (1 - inside) * far.alpha)
+            moving = max(moving, latency + int(each[here].sum()) * itemsize * near.beta)
+        moving += _network_words(exchange, nodes) * itemsize * far.beta
     words = max(traffic.words_sent, traffic.words_received - traffic.words_read)
-    messages, partners = max(traffic.messages_sent, traffic.messages_received), 0
-    copied, moving = exchange.copied(rank) / machine.copy_bandwidth, 0.0
-    if steps := exchange.by_nodes:  # the ranks of a node share its network, and wait for each other twice in each step
-        (near, far), here, partners = machine.links(EXCHANGE), steps.node[rank], messages
-        of_node = max(steps.words[here].sum(), steps.words[:, here].sum()) - steps.words[here, here]
-        meetings = 2 * len([*steps.steps]) * ceil(log2(max(2, steps.width)))
-        moving = meetings * near.alpha + messages * far.alpha + float(of_node) * itemsize * far.beta
-    elif not exchange.shared:
-        partners = exchange.partners(rank)
-        moving = machine.transfer(EXCHANGE, words, messages, itemsize, 1, exchange.size, exchange.size)
     return machine.call_overhead + copied + moving + machine.crowded(words, partners, itemsize, exchange.size)
+
+
+@remembered
+def _network_words(exchange: Any, nodes: tuple[int, ...]) -> int:
+    """Return the words that the busiest node sends to other nodes, or receives from them.
+
+    nodes : the node of each rank; where there are many, only those of the ranks of `sample` are compared.
+    """
+    node, names = np.array(nodes), {*nodes}
+    if len(names) == 1:
+        return 0
+    if len(names) > _MOST_SUMMED:
+        names = {nodes[rank] for rank in sample(exchange.size)}
+    ranks = ((name, words_of) for name in names for words_of in exchange.words_of)
+    return max(int(words_of((node == name).nonzero()[0])[node != name].sum()) for name, words_of in ranks)
+
+
+@lru_cache(maxsize=8)
+def consecutive(ranks: int, per_node: int | None) -> tuple[int, ...]:
+    """Return the node of each rank, where a node holds consecutive ranks; its number is that of its first rank."""
+    return tuple((np.arange(ranks) // (per_node or ranks) * (per_node or ranks)).tolist())
 
 
 def fastest_exchange(
@@ -99,5 +129,5 @@ def _fastest(direct: Any, where: tuple[tuple[int, ...], Machine, int | None]) ->
     fits = memory_limit is None or joined.extra_bytes(None) <= memory_limit
     if not fits or joined.words * joined.wire.itemsize > MOST_JOINED:
         return direct
-    seconds = [max(exchange_seconds(x, machine, rank) for rank in sample(x.size)) for x in (direct, joined)]
+    seconds = [max(exchange_seconds(x, machine, rank, nodes) for rank in sample(x.size)) for x in (direct, joined)]
     return joined if seconds[1] < _WORTHWHILE * seconds[0] else direct

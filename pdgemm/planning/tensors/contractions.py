@@ -26,11 +26,11 @@ from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.layout_text import IDEAL
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.timing import exchange_seconds, fastest_exchange, sample
+from pdgemm.planning.machines.timing import consecutive, exchange_seconds, fastest_exchange, sample
 from pdgemm.planning.planner import candidates
 from pdgemm.planning.problem import AlgorithmRequest
 from pdgemm.planning.program import Stage
-from pdgemm.planning.question import Question, nodes_of
+from pdgemm.planning.question import Question
 from pdgemm.planning.tensors.expression import Labels
 from pdgemm.planning.tensors.tensor_layouts import default_layout, grids_of
 from pdgemm.schedules.exchanges.exchange import Selection
@@ -97,8 +97,7 @@ class Setting(NamedTuple):
         per_node = self.machine.ranks_per_node
         one_node = per_node is None or per_node >= self.size
         direct = plan_move(source, target, (dtype, dtype), self.size, pairs, shared=one_node and self.size > 1)
-        nodes = () if one_node or per_node == 1 else nodes_of(self.size, per_node or 1)
-        return fastest_exchange(direct, nodes, self.machine) if nodes else direct
+        return direct if one_node else fastest_exchange(direct, consecutive(self.size, per_node), self.machine)
 
 
 class Candidate(NamedTuple):

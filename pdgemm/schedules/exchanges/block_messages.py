@@ -90,9 +90,9 @@ class Redistribution(Schedule):
     def words_of(self) -> tuple[WordsOf, WordsOf]:
         """The functions `words_to` and `words_from` of `NodeMessages`."""
 
-    def partners(self, rank: int) -> int:
-        """Return the number of other ranks to which `rank` sends, or from which it receives, whichever is larger."""
-        return max(int(np.count_nonzero(words_of(np.array([rank])))) for words_of in self.words_of)
+    def words_with(self, rank: int) -> Iterator[np.ndarray]:
+        """Yield the words that a rank sends to each rank, and those that it receives from each rank."""
+        return (words_of(np.array([rank])) for words_of in self.words_of)
 
     def rounds(self) -> Iterator[Round]:
         """Yield all messages, or reads, in one round; messages between nodes in several."""
@@ -118,7 +118,7 @@ class Redistribution(Schedule):
         """
         words = self.staying_words(rank)
         if self.by_nodes:
-            words += sum(int(words_of(np.array([rank])).sum()) for words_of in self.words_of)
+            words += sum(int(each.sum()) for each in self.words_with(rank))
         return words * self.wire.itemsize
 
     def staying_words(self, rank: int) -> int:

@@ -125,6 +125,15 @@ def test_walked_redistributions_take_about_the_time_of_the_formula() -> None:
         assert [run.traffic(rank) for rank in range(16)] == [move.traffic(rank) for rank in range(16)]
 
 
+@pytest.mark.parametrize("layouts", ["columns", "block=250", "A=grid=1x1; B=grid=1x1; C=grid=1x1", "C=rows"])
+@pytest.mark.parametrize("per_node", [4, 16, None])
+def test_ranks_that_send_more_than_others_have_the_network_of_their_node(layouts: str, per_node: int | None) -> None:
+    machine = Machine(ranks_per_node=per_node)
+    plan = Question(500, 500, 500, 64, layouts=layouts, mover="ring", algorithm="cannon", machine=machine).plan()
+    walked, formula = simulate_plan(plan, machine), simulate_plan(plan, machine, most=0)
+    assert walked.walked and 0.8 <= formula.moving_seconds / walked.moving_seconds <= 1.25
+
+
 def test_memory_of_copies_and_words_that_stay_take_time() -> None:
     plan, machine = uniform("columns")
     first = simulate_plan(plan, machine)

@@ -141,7 +141,7 @@ def test_exchanges_of_datagrams_grow_with_the_square_of_the_partners() -> None:
     alone = replace(Machine(), ranks_per_node=2, crowding=1e-7)
     for ranks in (4, 8, 12):
         each = exchange(120, 240, ranks)
-        assert {each.partners(rank) for rank in range(ranks)} == {ranks - 1}
+        assert all((words > 0).sum() == ranks - 1 for rank in range(ranks) for words in each.words_with(rank))
         sent, partners = 120 * 240 / ranks**2 * 8 * (ranks - 1), ranks - 1
         for most, longer in ((None, 0), (ranks, 0), (ranks - 1, sent * (partners + 2) * 1e-7)):
             machine = replace(alone, connected=most)
