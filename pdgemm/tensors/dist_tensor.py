@@ -148,22 +148,19 @@ class DistTensor(TensorParts, TensorReductions, TensorFunctions):
 
     @classmethod
     def of_matrix(cls, A: DistMatrix, shape: Sequence[int]) -> Self:
-        """Return a matrix as a tensor of this shape, without copying where blocks end between indices of the first axes.
+        """Return a matrix as a tensor of this shape; a view where no block ends within an index of a first axis.
 
         shape : extents of which the first ones have the product A.shape[0], and the others A.shape[1].  If a block of A
             ends within an index of the first axis of a group, A is redistributed.  Collective.
         """
         with together(A.grid.comm) as arguments:
             arguments += ["A.tensor", *shape, A.distribution]
-            splits = (
-                k for k in range(len(shape) + 1) if prod(shape[:k]) == A.shape[0] and prod(shape[k:]) == A.shape[1]
-            )
-            split = next(splits, None)
-            if split is None:
-                raise LayoutError(
-                    f"no first extents of {tuple(shape)} have the product {A.shape[0]} of the rows of {A!r}"
-                )
-            axes: Any = tuple(range(split)), tuple(range(split, len(shape)))
+            splits = range(len(shape) + 1)
+            possible = [k for k in splits if (prod(shape[:k]), prod(shape[k:])) == A.shape]
+            if not possible:
+                rows, cols = A.shape
+                raise LayoutError(f"no first extents of {tuple(shape)} have the product {rows}, and the others {cols}")
+            axes: Any = tuple(range(possible[0])), tuple(range(possible[0], len(shape)))
         by_rows = A if A.order == "C" else A.T
         groups = axes if by_rows is A else axes[::-1]
         try:

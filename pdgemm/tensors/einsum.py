@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
 
+from pdgemm.batched import matmul_batched
 from pdgemm.errors import DTypeError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
-from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, STACK, Contraction, Operand, Setting
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, parsed, plan_of
+from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, STACK, Contraction, Resources, TensorValue
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, plan_of
+from pdgemm.planning.tensors.expression import parsed
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.dist_tensor import DistTensor
@@ -61,12 +62,12 @@ def einsum(
             raise LayoutError(f"einsum {expr}: out is {out!r}")
     tensors = [_as_tensor(x, grid) for x in arrays]
     with together(grid.comm) as arguments:
-        values = tuple(Operand(x.layout, x.dtype) for x in tensors)
-        machine = on_nodes(machine_at_hand(tensors[0].unfolding.device != devices.HOST), grid.ranks_per_node)
+        values = tuple(TensorValue(x.layout, x.dtype) for x in tensors)
+        machine = on_nodes(machine_at_hand(tensors[0].device != devices.HOST), grid.ranks_per_node)
         plan = optimize if isinstance(optimize, EinsumPlan) else None
         if plan and (str(plan.expression), plan.operands) != (str(expr), values):
             raise LayoutError(f"the plan was made for {plan.expression} and other layouts than those of {expr}")
-        plan = plan or plan_of(expr, values, Setting(grid.size, machine, memory_limit, grid.members))
+        plan = plan or plan_of(expr, values, Resources(grid.size, machine, memory_limit, grid.members))
         arguments += [str(plan)]
     work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, work)
@@ -161,7 +162,7 @@ def _contracted(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex,
         dtype = dtypes.product(A.dtype, B.dtype)
         return A.with_elements(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
-    C = DistTensor._allocated(chosen.C, A.grid, dtypes.product(A.dtype, B.dtype), A.unfolding.device)
+    C = DistTensor._allocated(chosen.C, A.grid, dtypes.product(A.dtype, B.dtype), A.device)
     if 0 in (*plan.mnk, plan.extent(chosen.batch)):
         C.unfolding.fill(0)
     elif chosen.way == STACK:
@@ -192,17 +193,17 @@ def _aligned(x: DistTensor, labels: tuple[str, ...], c: tuple[str, ...]) -> Dist
 
 
 def _stacked(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: DistTensor) -> None:
-    """Compute C := alpha A B for this rank's part of the batch.  Local."""
-    chosen, pair = plan.chosen, plan.pair
-    with together(C.grid.comm):
-        if C.local.size:
-            c = C.local.transpose([pair.c.index(x) for x in chosen.batch + chosen.rows + chosen.cols])
-            a = A.local.transpose([pair.a.index(x) for x in chosen.batch + chosen.rows + chosen.inner])
-            b = B.local.transpose([pair.b.index(x) for x in chosen.batch + chosen.inner + chosen.cols])
-            nb = len(chosen.batch)
-            items = prod(c.shape[:nb])
-            m, n, k = plan.mnk
-            c[...] = (alpha * np.matmul(a.reshape(items, m, k), b.reshape(items, k, n))).reshape(c.shape)
+    """Compute C := alpha A B, each item of the batch on the rank that has it.  Nothing is sent."""
+    comm, (m, n, k), width = C.grid.comm, plan.mnk, C.unfolding.distribution
+    each = plan.extent(plan.chosen.rows)
+    counts = [width.local_shape(C.grid.coords_of(rank))[0] // each for rank in range(comm.size)]
+    owner = np.repeat(np.arange(comm.size), counts)
+    stacks = []
+    for x, shape in ((A, (m, k)), (B, (k, n)), (C, (m, n))):
+        items = x.unfolding.local.reshape(counts[comm.rank], *shape)
+        shapes = np.tile(np.array(shape), (len(owner), 1))
+        stacks.append(Batch(items, shapes, owner.copy(), x.dtype, comm, devices.of(items)))
+    matmul_batched(*stacks, alpha=alpha, check=C.device != devices.HOST)
 
 
 def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: DistTensor, work: Work) -> None:
@@ -211,7 +212,7 @@ def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: 
     axes = [[labels.index(y) for y in chosen.batch] for labels in pair]
     left = [tuple(y for y in labels if y not in chosen.batch) for labels in pair]
     parts = [
-        x.with_elements(x.layout.without(gone), x.dtype, partial(x.dtype.type, 0)) for x, gone in zip((A, B, C), axes)
+        DistTensor._allocated(x.layout.without(gone), x.grid, x.dtype, x.device) for x, gone in zip((A, B, C), axes)
     ]
     X, Y, Z = (_matrix(*x) for x in zip(parts, left, chosen.row_labels))
     for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):

@@ -16,6 +16,7 @@ from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
+from pdgemm.names import DeviceName
 from pdgemm.planning.tensors.tensor_layouts import default_layout
 from pdgemm.support.agreement import together
 
@@ -44,6 +45,11 @@ class TensorBase:
     @property
     def dtype(self) -> np.dtype:
         return self.unfolding.dtype
+
+    @property
+    def device(self) -> DeviceName:
+        """The name of the memory that the local arrays are in: "host", "cuda"."""
+        return self.unfolding.device
 
     @property
     def grid(self) -> ProcessGrid:

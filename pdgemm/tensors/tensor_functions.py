@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 import pdgemm
-from pdgemm.tensors.elementwise import as_operand, common_shape
+from pdgemm.tensors.broadcast_operands import as_operand, common_shape
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import allclose, concatenate, expand_dims, moveaxis, stack
 

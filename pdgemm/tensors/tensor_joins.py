@@ -9,7 +9,7 @@ import numpy as np
 
 from pdgemm.errors import LayoutError
 from pdgemm.support.agreement import together
-from pdgemm.tensors.elementwise import as_operand
+from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_moves import moved
 

@@ -14,7 +14,7 @@ from pdgemm.grids.index_map import IndexPairs
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
 from pdgemm.tensors.tensor_moves import moved
-from pdgemm.tensors.tensor_shapes import as_shape, parsed_key, pieces_of, readable, reread
+from pdgemm.tensors.tensor_shapes import new_shape, parsed_key, pieces_of, readable, reread
 
 
 class TensorParts(TensorBase):
@@ -27,7 +27,7 @@ class TensorParts(TensorBase):
         """
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
         with together(self.grid.comm) as arguments:
-            extents = as_shape(wanted, self.shape)
+            extents = new_shape(wanted, self.shape)
             arguments += ["reshape", *extents, str(self.layout)]
             pieces = pieces_of(self.shape, extents)
             layout = reread(self.layout, extents, pieces)

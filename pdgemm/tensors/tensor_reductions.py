@@ -81,7 +81,7 @@ class TensorReductions(TensorBase):
             return np.true_divide(total, prod(self.shape[x] for x in self.axes_of(axis)))
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
-        """Return variances over some axes, all by default: |x - mean|^2 summed, over the number less ddof.  Collective."""
+        """Return variances over some axes, all by default: sums of |x - mean|^2 / (n - ddof).  Collective."""
         apart = np.abs(self - self.mean(axis, keepdims=True))
         with np.errstate(all="ignore"):
             return (apart * apart).sum(axis, keepdims) / max(prod(self.shape[x] for x in self.axes_of(axis)) - ddof, 0)

@@ -16,7 +16,7 @@ from pdgemm.local.arrays.keys import picked
 Pieces = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def as_shape(shape: Any, present: tuple[int, ...]) -> tuple[int, ...]:
+def new_shape(shape: Any, present: tuple[int, ...]) -> tuple[int, ...]:
     """Return the extents of a reshaped tensor, of which one may be -1.  Raises LayoutError."""
     extents, size = [int(x) for x in np.atleast_1d(np.asarray(shape, dtype=object))], prod(present)
     known = prod(x for x in extents if x >= 0)

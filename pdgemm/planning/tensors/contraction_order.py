@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from opt_einsum import contract_path
 
-from pdgemm.planning.tensors.contractions import Setting
+from pdgemm.planning.tensors.contractions import Resources
 from pdgemm.planning.tensors.expression import Expression, Labels
 from pdgemm.schedules.formulas import gemm_flops, lower_bound
 from pdgemm.schedules.mover_registry import RING
@@ -17,7 +17,7 @@ from pdgemm.schedules.mover_registry import RING
 _EXHAUSTIVE = 6  # most tensors of which every order is compared
 
 
-def contraction_order(terms: Sequence[Labels], expression: Expression, setting: Setting) -> list[tuple[int, int]]:
+def contraction_order(terms: Sequence[Labels], expression: Expression, resources: Resources) -> list[tuple[int, int]]:
     """Return the pairs to contract: positions in a list, from which both are taken and to which the result is added.
 
     Up to six tensors every order is compared by the least time of its products; for more, opt_einsum chooses.
@@ -39,7 +39,7 @@ def contraction_order(terms: Sequence[Labels], expression: Expression, setting: 
             ways = list[tuple[float, tuple[Any, ...]]]()
             for left in _halves(part):
                 right = part - left
-                seconds = _least_seconds(labels_of(left), labels_of(right), labels_of(part), expression, setting)
+                seconds = _least_seconds(labels_of(left), labels_of(right), labels_of(part), expression, resources)
                 ways.append((best[left][0] + best[right][0] + seconds, (left, right)))
             best[part] = min(ways, key=lambda x: x[0])
     path, held = list[tuple[int, int]](), [frozenset([at]) for at in range(len(terms))]
@@ -67,14 +67,14 @@ def _halves(part: frozenset[int]) -> Iterator[frozenset[int]]:
 
 
 def _least_seconds(
-    a: frozenset[str], b: frozenset[str], c: frozenset[str], expression: Expression, setting: Setting
+    a: frozenset[str], b: frozenset[str], c: frozenset[str], expression: Expression, resources: Resources
 ) -> float:
     """Return a lower estimate of the time of a contraction: its operations, and the bound on its words."""
     m, n, k = (expression.size([*x]) for x in ((a - b) & c, (b - a) & c, (a & b) - c))
-    items, machine, dtype = expression.size([*(a & b & c)]), setting.machine, np.dtype(float)
+    items, machine, dtype = expression.size([*(a & b & c)]), resources.machine, np.dtype(float)
     rate = machine.rate(str(dtype), max(1, m), max(1, n), max(1, k))
-    words = lower_bound(m, n, k, setting.size) if items == 1 else 0.0
+    words = lower_bound(m, n, k, resources.size) if items == 1 else 0.0
     link = machine.links(RING.name)[machine.ranks_per_node is not None]
     return (
-        items * gemm_flops(m, n, k) / rate / setting.size + words * dtype.itemsize * link.beta + machine.call_overhead
+        items * gemm_flops(m, n, k) / rate / resources.size + words * dtype.itemsize * link.beta + machine.call_overhead
     )

@@ -63,7 +63,7 @@ class Pair(NamedTuple):
         return f"{','.join(map(''.join, (self.a, self.b)))}->{''.join(self.c)}"
 
 
-class Operand(NamedTuple):
+class TensorValue(NamedTuple):
     """A tensor as a value.   free : its layout may be chosen, because the tensor does not exist yet."""
 
     layout: TensorLayout
@@ -71,7 +71,7 @@ class Operand(NamedTuple):
     free: bool = False
 
 
-class Setting(NamedTuple):
+class Resources(NamedTuple):
     """The ranks and the machine of a contraction.
 
     memory_limit : bytes per rank beyond the given tensors; None: any number.
@@ -100,7 +100,7 @@ class Setting(NamedTuple):
         return direct if one_node else fastest_exchange(direct, consecutive(self.size, per_node), self.machine)
 
 
-class Candidate(NamedTuple):
+class Way(NamedTuple):
     """A way to contract two tensors.
 
     way     : "product", "stack", "loop" or "elementwise".
@@ -136,7 +136,7 @@ class Contraction:
     """
 
     pair: Pair
-    chosen: Candidate
+    chosen: Way
     size: int
     stages: tuple[tuple[str, Stage], ...]
     seconds: float
@@ -167,26 +167,26 @@ class Contraction:
 
 
 @lru_cache(maxsize=512)
-def contraction(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Contraction:
+def contraction(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources) -> Contraction:
     """Return the contraction with the least predicted seconds.
 
     Raises MemoryLimitError where no candidate fits the memory limit.
     """
     possible = list[Contraction]()
-    for candidate in _candidates(pair, a, b, setting):
+    for candidate in _candidates(pair, a, b, resources):
         with suppress(ArgumentError):  # a product that this number of ranks cannot compute
-            possible.append(_evaluated(pair, a, b, candidate, setting))
-    limit = setting.memory_limit
+            possible.append(_evaluated(pair, a, b, candidate, resources))
+    limit = resources.memory_limit
     fitting = [x for x in possible if limit is None or x.extra_bytes <= limit]
     if not fitting:
         least = min(x.extra_bytes for x in possible)
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {pair}: {least} bytes are needed")
-    return min(fitting, key=lambda x: (setting.fewest_words * x.words, x.seconds))
+    return min(fitting, key=lambda x: (resources.fewest_words * x.words, x.seconds))
 
 
-def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterator[Candidate]:
+def _candidates(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources) -> Iterator[Way]:
     """Yield the ways to contract two tensors."""
-    extent, ranks = dict(zip(pair.a + pair.b, a.layout.shape + b.layout.shape)), setting.size
+    extent, ranks = dict(zip(pair.a + pair.b, a.layout.shape + b.layout.shape)), resources.size
     batch, rows, inner, cols = (
         tuple(sorted(labels, key=lambda x: -extent[x]))
         for labels in (pair.batch, pair.only(pair.a), pair.summed, pair.only(pair.b))
@@ -196,16 +196,16 @@ def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterato
         """Return a layout on the grid, or for a group without axes on a line of all ranks."""
         rows, cols = (tuple(labels.index(x) for x in group) for group in (down, across))
         grid = (1, 1) if not labels else (1, ranks) if not down else (ranks, 1) if not across else grid
-        return TensorLayout.even([extent[x] for x in labels], rows, cols, grid, setting.ranks[: prod(grid)])
+        return TensorLayout.even([extent[x] for x in labels], rows, cols, grid, resources.ranks[: prod(grid)])
 
     if not inner and not (rows and cols):
-        yield Candidate(ELEMENTWISE, a.layout, b.layout, _spread(pair, a, b, extent, setting), rows, inner, cols, batch)
+        yield Way(ELEMENTWISE, a.layout, b.layout, _spread(pair, a, b, extent, resources), rows, inner, cols, batch)
         return
     if batch:
         line = [layout(*x, (ranks, 1)) for x in (
             (pair.a, batch + rows, inner), (pair.b, batch + inner, cols), (pair.c, batch + rows, cols)
         )]  # fmt: skip
-        yield Candidate(STACK, line[0], line[1], line[2], rows, inner, cols, batch)
+        yield Way(STACK, line[0], line[1], line[2], rows, inner, cols, batch)
         if not rows and not cols:
             return
     kept = [
@@ -222,43 +222,43 @@ def _candidates(pair: Pair, a: Operand, b: Operand, setting: Setting) -> Iterato
             [layout(labels, *_with_batch(batch, x, y), grid) for (labels, x, y), grid in zip(sides, on)] for on in grids
         ]
         if not batch and not (left and right):
-            ideal = list(_ideal(extent, sides, setting))
+            ideal = list(_ideal(extent, sides, resources))
         else:
             ideal = []
         anyhow = AlgorithmRequest("auto", None, None)
         for new, request in [*((x, anyhow) for x in choices), *ideal]:
             A, B = a.layout if left else new[0], b.layout if right else new[1]
-            yield Candidate(LOOP if batch else PRODUCT, A, B, new[2], down, order, across, batch, request)
+            yield Way(LOOP if batch else PRODUCT, A, B, new[2], down, order, across, batch, request)
 
 
 def _ideal(
-    extent: dict[str, int], sides: Sequence[tuple[Labels, Labels, Labels]], setting: Setting
+    extent: dict[str, int], sides: Sequence[tuple[Labels, Labels, Labels]], resources: Resources
 ) -> Iterator[tuple[list[TensorLayout], AlgorithmRequest]]:
     """Yield layouts of A, B and C with which a good product needs no move, if these are layouts of tensors.
 
     sides : the labels of each tensor, of the rows and of the columns of its matrix.
     """
     m, k, n = (prod(extent[x] for x in labels) for labels in (sides[0][1], sides[0][2], sides[1][2]))
-    if not m * n * k or setting.ranks != tuple(range(setting.size)):
+    if not m * n * k or resources.ranks != tuple(range(resources.size)):
         return
-    question = Question(m, n, k, setting.size, layouts=IDEAL, machine=setting.machine)
+    question = Question(m, n, k, resources.size, layouts=IDEAL, machine=resources.machine)
     plans = {AlgorithmRequest("auto", None, None): question.plan()}
-    if setting.fewest_words:
+    if resources.fewest_words:
         plan = min(
             candidates(question.problem),
-            key=lambda x: max(x.traffic(rank).words_received for rank in sample(setting.size)),
+            key=lambda x: max(x.traffic(rank).words_received for rank in sample(resources.size)),
         )
         plans[AlgorithmRequest(plan.algorithm, plan.shape[:2], plan.shape[2])] = plan
     for request, plan in plans.items():
-        found = []
+        layouts = []
         for (labels, *groups), matrix in zip(sides, plan.arrangement.layouts):
             axes = [tuple(labels.index(x) for x in group) for group in groups]
             if matrix.order == "F":
                 matrix, axes = matrix.T, axes[::-1]
             with suppress(LayoutError):
-                found.append(TensorLayout.of_matrix(matrix, [extent[x] for x in labels], *axes))
-        if len(found) == len(sides):
-            yield found, request
+                layouts.append(TensorLayout.of_matrix(matrix, [extent[x] for x in labels], *axes))
+        if len(layouts) == len(sides):
+            yield layouts, request
 
 
 def _with_batch(batch: Labels, rows: Labels, cols: Labels) -> tuple[Labels, Labels]:
@@ -266,7 +266,7 @@ def _with_batch(batch: Labels, rows: Labels, cols: Labels) -> tuple[Labels, Labe
     return (rows + batch, cols) if rows else (rows, cols + batch)
 
 
-def _groups_of(labels: Labels, x: Operand, rows: Labels, cols: Labels) -> tuple[Labels, Labels] | None:
+def _groups_of(labels: Labels, x: TensorValue, rows: Labels, cols: Labels) -> tuple[Labels, Labels] | None:
     """Return the labels of the rows and columns of an operand's matrix, or its transpose, if these are its groups."""
     held = [tuple(labels[axis] for axis in axes) for axes in (x.layout.rows, x.layout.cols)]
     for down, across in (held, held[::-1]):
@@ -275,37 +275,37 @@ def _groups_of(labels: Labels, x: Operand, rows: Labels, cols: Labels) -> tuple[
     return None
 
 
-def _spread(pair: Pair, a: Operand, b: Operand, extent: dict[str, int], setting: Setting) -> TensorLayout:
+def _spread(pair: Pair, a: TensorValue, b: TensorValue, extent: dict[str, int], resources: Resources) -> TensorLayout:
     """Return the layout of an elementwise product: that of an operand with all labels, or the default layout."""
     for labels, x in ((pair.a, a), (pair.b, b)):
         if set(labels) == set(pair.c) and not x.free:
             return x.layout.transposed([labels.index(label) for label in pair.c])
-    return default_layout(tuple(extent[x] for x in pair.c), len(setting.ranks), None, setting.ranks)
+    return default_layout(tuple(extent[x] for x in pair.c), len(resources.ranks), None, resources.ranks)
 
 
-def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: Setting) -> Contraction:
+def _evaluated(pair: Pair, a: TensorValue, b: TensorValue, chosen: Way, resources: Resources) -> Contraction:
     """Return a candidate with its stages and its cost."""
-    machine, dtype = setting.machine, dtypes.product(a.dtype, b.dtype)
+    machine, dtype = resources.machine, dtypes.product(a.dtype, b.dtype)
     stages, seconds, extra = list[tuple[str, Stage]](), machine.call_overhead, chosen.C.of(dtype).local_bytes(None)
     for name, labels, x, target in (("A", pair.a, a, chosen.A), ("B", pair.b, b, chosen.B)):
         source, pairs = x.layout, NO_PAIRS
         if chosen.way == ELEMENTWISE:
-            source = aligned(x.layout, labels, pair.c)
+            source = aligned_layout(x.layout, labels, pair.c)
             target, pairs = spread_layout(source, chosen.C)
-        if not x.free and (move := setting.move(source, target, x.dtype, pairs)):
+        if not x.free and (move := resources.move(source, target, x.dtype, pairs)):
             stages.append((name, move))
             read = move.source.local_bytes(None)
-            seconds += max(exchange_seconds(move, machine, rank) for rank in sample(setting.size))
+            seconds += max(exchange_seconds(move, machine, rank) for rank in sample(resources.size))
             seconds += read / machine.copy_bandwidth
             extra += read + target.of(x.dtype).local_bytes(None) + move.extra_bytes(None)
-    found = Contraction(pair, chosen, setting.size, tuple(stages), seconds, extra)
-    mnk, items = found.mnk, found.extent(chosen.batch)
+    contracted = Contraction(pair, chosen, resources.size, tuple(stages), seconds, extra)
+    mnk, items = contracted.mnk, contracted.extent(chosen.batch)
     if not prod(mnk) * items or chosen.way == ELEMENTWISE:
-        return found
+        return contracted
     if chosen.way == STACK:
         most = chosen.C.local_shape((chosen.C.first[0].source, 0))
         share = prod(n for label, n in zip(pair.c, most) if label in chosen.batch)
-        return replace(found, seconds=seconds + share * machine.multiply(dtype, mnk, mnk))
+        return replace(contracted, seconds=seconds + share * machine.multiply(dtype, mnk, mnk))
     layouts: Any = tuple(
         _of_product(labels, layout, type_, rows, chosen.batch)
         for labels, layout, type_, rows in (
@@ -317,16 +317,16 @@ def _evaluated(pair: Pair, a: Operand, b: Operand, chosen: Candidate, setting: S
     m, n, k = mnk
     algorithm, shape, layers = chosen.request
     how: Any = {"algorithm": algorithm, "shape": shape, "layers": layers, "machine": machine}
-    plan = Question(m, n, k, setting.size, dtype, layouts, **how).plan()
+    plan = Question(m, n, k, resources.size, dtype, layouts, **how).plan()
     return replace(
-        found,
+        contracted,
         stages=(*stages, *[("C", plan)] * items),
         seconds=seconds + items * plan.seconds,
         extra_bytes=extra + plan.extra_bytes(None),
     )
 
 
-def aligned(layout: TensorLayout, labels: Labels, others: Labels) -> TensorLayout:
+def aligned_layout(layout: TensorLayout, labels: Labels, others: Labels) -> TensorLayout:
     """Return the layout with the axes in the order of `others`, and a new axis of extent 1 for each missing label."""
     there = layout.transposed([labels.index(x) for x in others if x in labels])
     return there.expanded([at for at, x in enumerate(others) if x not in labels])

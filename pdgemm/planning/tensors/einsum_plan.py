@@ -16,7 +16,7 @@ from pdgemm.local.arrays.arguments import as_name
 from pdgemm.planning.machines.machine import Machine, machine_at_hand
 from pdgemm.planning.program import Program, Stage
 from pdgemm.planning.tensors.contraction_order import contraction_order
-from pdgemm.planning.tensors.contractions import Contraction, Operand, Pair, Setting, contraction
+from pdgemm.planning.tensors.contractions import Contraction, Pair, Resources, TensorValue, contraction
 from pdgemm.planning.tensors.expression import Expression, Labels, parsed
 from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.schedules.collectives.vectors import gathering
@@ -59,11 +59,11 @@ class EinsumPlan:
     """
 
     expression: Expression
-    operands: tuple[Operand, ...]
+    operands: tuple[TensorValue, ...]
     before: tuple[Single, ...]
     slices: Labels
     steps: tuple[Single | Joint, ...]
-    result: tuple[Labels, Operand]
+    result: tuple[Labels, TensorValue]
     remaining: int
     program: Program
     extra_bytes: int
@@ -111,60 +111,63 @@ class EinsumPlan:
 class _Draft:
     """The tensors and the stages of a plan while its steps are added."""
 
-    def __init__(self, expression: Expression, operands: Sequence[Operand], setting: Setting) -> None:
-        self.expression, self.setting = expression, setting
+    def __init__(self, expression: Expression, operands: Sequence[TensorValue], resources: Resources) -> None:
+        self.expression, self.resources = expression, resources
         self.terms = list(zip(expression.inputs, operands))
         self.steps, self.stages, self.most, self.held = list[Single | Joint](), list[tuple[str, Stage]](), 0, 0
         self.chosen = dict[int, TensorLayout]()
 
-    def _made(self, x: Operand) -> None:
+    def _hold(self, x: TensorValue) -> None:
+        """Count the bytes of a new tensor."""
         self.held += x.layout.of(x.dtype).local_bytes(None)
         self.most = max(self.most, self.held)
 
     def single(self, step: Single) -> None:
+        """Add a step on one tensor: its exchange, and its result."""
         labels, x = self.terms[step.at]
         self.steps.append(step)
         source = partial_layout(x.layout, step.axes) if step.kind == SUM else x.layout
         target = step.target
         gone = step.axes[step.kind == DIAGONAL :]
         if target is None:
-            target = undivided(source, gone, self.setting.ranks)
+            target = undivided(source, gone, self.resources.ranks)
         if step.kind == NUMBER:
             self.gather(x)
-        elif move := self.setting.move(source, target, x.dtype):
+        elif move := self.resources.move(source, target, x.dtype):
             self.stages.append((step.kind, move))
         if step.kind == UNDIVIDE:
             gone = ()
         elif step.kind == SUM:
             target = partial_layout(target, gone)
         left = tuple(y for axis, y in enumerate(labels) if axis not in gone)
-        self.terms[step.at] = left, Operand(target.without(gone), x.dtype)
+        self.terms[step.at] = left, TensorValue(target.without(gone), x.dtype)
         if target is not x.layout:
-            self._made(self.terms[step.at][1])
+            self._hold(self.terms[step.at][1])
 
-    def gather(self, x: Operand) -> None:
+    def gather(self, x: TensorValue) -> None:
         """Add the gather of a small result on all ranks, if its elements are not all there."""
-        schedule = gathering(x.layout.of(x.dtype), self.setting.size)[0]
+        schedule = gathering(x.layout.of(x.dtype), self.resources.size)[0]
         self.stages.append(("gather", schedule))
 
     def joint(self, a: int, b: int, kept: set[str], last: bool) -> None:
+        """Add the contraction of two tensors.   kept : the labels of its result.   last : it is the last one."""
         (of_a, A), (of_b, B) = (self.terms[x] for x in (a, b))
         order = self.expression.output if last else dict.fromkeys(of_a + of_b)
         pair = Pair(of_a, of_b, tuple(x for x in order if x in kept))
-        limit = self.setting.memory_limit
-        setting = self.setting._replace(memory_limit=None if limit is None else max(0, limit - self.held))
-        found = contraction(pair, A, B, setting)
-        for at, x, layout in ((a, A, found.chosen.A), (b, B, found.chosen.B)):
+        limit = self.resources.memory_limit
+        resources = self.resources._replace(memory_limit=None if limit is None else max(0, limit - self.held))
+        joined = contraction(pair, A, B, resources)
+        for at, x, layout in ((a, A, joined.chosen.A), (b, B, joined.chosen.B)):
             if x.free:
                 self.chosen[at] = layout
-        self.steps.append(Joint(a, b, found))
-        self.stages += found.stages
-        self.most = max(self.most, self.held + found.extra_bytes)
-        self.terms.append((pair.c, Operand(found.chosen.C, dtypes.product(A.dtype, B.dtype))))
-        self._made(self.terms[-1][1])
+        self.steps.append(Joint(a, b, joined))
+        self.stages += joined.stages
+        self.most = max(self.most, self.held + joined.extra_bytes)
+        self.terms.append((pair.c, TensorValue(joined.chosen.C, dtypes.product(A.dtype, B.dtype))))
+        self._hold(self.terms[-1][1])
 
 
-def plan_of(expression: Expression, operands: tuple[Operand, ...], setting: Setting) -> EinsumPlan:
+def plan_of(expression: Expression, operands: tuple[TensorValue, ...], resources: Resources) -> EinsumPlan:
     """Return the plan of an expression for tensors in these layouts, with slices if the memory limit requires them.
 
     Raises MemoryLimitError where no plan fits.
@@ -172,7 +175,7 @@ def plan_of(expression: Expression, operands: tuple[Operand, ...], setting: Sett
     slices: Labels = ()
     while True:
         try:
-            return _plan(expression, operands, setting, slices)
+            return _plan(expression, operands, resources, slices)
         except MemoryLimitError:
             summed = [x for x, n in expression.extents if x not in expression.output + slices and n > 1]
             if not summed:
@@ -181,12 +184,15 @@ def plan_of(expression: Expression, operands: tuple[Operand, ...], setting: Sett
 
 
 @lru_cache(maxsize=256)
-def _plan(expression: Expression, operands: tuple[Operand, ...], setting: Setting, slices: Labels) -> EinsumPlan:
-    draft = _Draft(expression, operands, setting)
+def _plan(
+    expression: Expression, operands: tuple[TensorValue, ...], resources: Resources, slices: Labels
+) -> EinsumPlan:
+    """Return the plan with these slices."""
+    draft = _Draft(expression, operands, resources)
     for at, labels in enumerate(expression.inputs):
         axes = tuple(axis for axis, x in enumerate(labels) if x in slices)
         if axes and draft.terms[at][1].layout.divided_among(axes):
-            draft.single(Single(UNDIVIDE, at, axes, undivided(draft.terms[at][1].layout, axes, setting.ranks)))
+            draft.single(Single(UNDIVIDE, at, axes, undivided(draft.terms[at][1].layout, axes, resources.ranks)))
     before, after = len(draft.steps), len(draft.stages)
     if slices:
         inputs = tuple(tuple(x for x in labels if x not in slices) for labels in expression.inputs)
@@ -207,12 +213,12 @@ def _plan(expression: Expression, operands: tuple[Operand, ...], setting: Settin
     chosen = tuple(
         x._replace(layout=draft.chosen.get(at, x.layout), free=False) if x.free else x for at, x in enumerate(operands)
     )
-    limit = setting.memory_limit
+    limit = resources.memory_limit
     if limit is not None and draft.most > limit:
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {expression}: {draft.most} bytes")
     steps = tuple(draft.steps)
     singles: Any = steps[:before]
-    program = Program(tuple(stages), setting.size, setting.machine)
+    program = Program(tuple(stages), resources.size, resources.machine)
     return EinsumPlan(
         expression, chosen, singles, slices, steps[before:], (labels, result), remaining, program, draft.most
     )
@@ -244,7 +250,7 @@ def _add_joints(draft: _Draft) -> int:
         left = [numbers.pop()]
     for at in numbers:
         draft.single(Single(NUMBER, at))
-    for x, y in contraction_order([draft.terms[at][0] for at in left], draft.expression, draft.setting):
+    for x, y in contraction_order([draft.terms[at][0] for at in left], draft.expression, draft.resources):
         a, b = left[x], left[y]
         left = [at for at in left if at not in (a, b)]
         kept = {*output}.union(*(draft.terms[at][0] for at in left))
@@ -273,19 +279,18 @@ def plan_einsum(
 
     Raises ArgumentError, LayoutError or MemoryLimitError.
     """
-    is_tensor = lambda x: hasattr(x, "layout")  # noqa: E731
-    expr, arrays = parsed(expression, operands, lambda x: x.shape if is_tensor(x) else x)
-    tensors = [x for x in arrays if is_tensor(x)]
+    expr, arrays = parsed(expression, operands, lambda x: getattr(x, "shape", x))
+    tensors = [x for x in arrays if hasattr(x, "layout")]
     members = tensors[0].grid.members if tensors else tuple(range(ranks or 1))
     if ranks is None and not tensors:
         raise ArgumentError("plan_einsum of shapes takes ranks, the number of ranks")
     values = tuple(
-        Operand(x.layout, x.dtype)
-        if is_tensor(x)
-        else Operand(default_layout(tuple(x), len(members), None, members), np.dtype(dtype), free)
+        TensorValue(x.layout, x.dtype)
+        if hasattr(x, "layout")
+        else TensorValue(default_layout(tuple(x), len(members), None, members), np.dtype(dtype), free)
         for x in arrays
     )
     size = tensors[0].grid.size if tensors else len(members)
     fewest = as_name(minimize, "minimize", ("time", "words")) == "words"
-    setting = Setting(size, machine or machine_at_hand(), memory_limit, members, fewest)
-    return plan_of(expr, values, setting)
+    resources = Resources(size, machine or machine_at_hand(), memory_limit, members, fewest)
+    return plan_of(expr, values, resources)
