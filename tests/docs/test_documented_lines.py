@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import click
 import pytest
 from documented import RUN, Block, blocks, commands, inline_code, same_output
 from jobs import needs_mpiexec, python, run
+from processes import folder_of_all
 from reader import CHECKOUT, Jobs, Reader
 from tiers import thorough
 
@@ -55,11 +55,8 @@ def test_page(page: Path, jobs: Jobs, tmp_path: Path, tmp_path_factory: pytest.T
                 reader.type(block)
             except AssertionError as error:
                 raise AssertionError(f"{page.name}, line {block.line}: {error}") from None
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test pages
-        shared = shared.parent
     for name in reader.written:  # two pages must not write the same file: users may follow several pages in one folder
-        writers = shared / "written by pages" / name
+        writers = folder_of_all(tmp_path_factory) / "written by pages" / name
         writers.mkdir(parents=True, exist_ok=True)
         (writers / page.name).touch()
         names = [x.name for x in writers.iterdir()]
