@@ -121,7 +121,7 @@ def check_command(words: list[str], whole: bool) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     try:
-        if whole:
+        if whole and "--check" not in arguments:  # which would compute its tables here
             command.make_context(name, arguments)
         else:
             command.make_parser(click.Context(command)).parse_args([word for word in arguments if word != "..."])
