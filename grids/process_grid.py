@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf
-from operator import index
 from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import GridError
+from pdgemm.grids.grid_shapes import grid_shape, listed_members
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.local.blas.threads import oversubscribed, share_cores
 from pdgemm.support import failures, watchdog
@@ -82,7 +82,7 @@ class ProcessGrid:
             node_bytes = variable("PDGEMM_NODE_MEMORY", Size, "a number of bytes")
             watchdog.seconds()
             agreed.flag = _shared(base) is None  # after an exception only some ranks may have the duplicate
-            members = range(base.size) if ranks is None else _members(ranks, base.size)
+            members = range(base.size) if ranks is None else listed_members(ranks, base.size)
             self.shape, self.layers = grid_shape(len(members), shape), 1
             arguments += ["ProcessGrid", self.shape, *([] if ranks is None else members), ranks_per_node]
         self.ranks = np.array(members).reshape(1, *self.shape)
@@ -357,14 +357,6 @@ def _shared(comm: MPI.Intracomm) -> _Shared | None:
     return shared if shared is not None and shared.grids else None
 
 
-def _members(ranks: Sequence[int], size: int) -> list[int]:
-    """Return the ranks of a grid.  Raises GridError where a rank is listed twice or is not in the communicator."""
-    members = [index(rank) for rank in ranks]
-    if len(set(members)) < len(members) or not members or not 0 <= min(members) <= max(members) < size:
-        raise GridError(f"the ranks of a grid must be different numbers from 0 to {size - 1}, got {members}")
-    return members
-
-
 def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, ...]) -> MPI.Cartcomm | None:
     """Return the Cartesian communicator of `members`, in this order; None on other ranks."""
     if base.rank not in members:
@@ -374,28 +366,6 @@ def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, ...]) ->
     cart = tracked(ordered.Create_cart(dims, periods=(False, True, True), reorder=False))
     failures.free_communicator(ordered)
     return cart
-
-
-def grid_shape(size: int, shape: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Return (Pr, Pc) for `size` ranks: `shape` or, where it is None, the most nearly square shape.
-
-    Raises GridError where `shape` does not fit.
-    """
-    if shape is None:
-        pr = next(d for d in range(int(size**0.5), 0, -1) if size % d == 0)
-        return pr, size // pr
-    try:
-        pr, pc = map(index, shape)
-    except (TypeError, ValueError):
-        raise GridError(f"a grid shape is a pair of numbers, got {shape!r}") from None
-    if min(pr, pc) < 1:
-        raise GridError(f"a grid shape is a pair of positive numbers, got {pr} x {pc}")
-    if pr * pc != size:
-        raise GridError(
-            f"a {pr} x {pc} grid needs {pr * pc} ranks, but there {'is' if size == 1 else 'are'} {size}; "
-            f"grids that fit: {', '.join(f'{d}x{size // d}' for d in range(1, size + 1) if size % d == 0)}"
-        )
-    return pr, pc
 
 
 _default: list[ProcessGrid] = []  # the grid of all ranks, after the first call of `default_grid`

@@ -159,15 +159,16 @@ def counts_of(dimension: BlockCyclic) -> np.ndarray:
 
 
 def broadcast(
-    mover: str, grid: np.ndarray, root: int, words: np.ndarray, itemsize: int, along: str = ROWS
+    mover: str, grid: np.ndarray, root: int | np.ndarray, words: np.ndarray, itemsize: int, along: str = ROWS
 ) -> list[Messages]:
-    """Return the messages that broadcast words[i] along each row i of the array `grid`, from its column `root`."""
+    """Return the messages that broadcast words[i] along each row i of the array `grid`, from its column `root`.
+
+    root : one column for all rows, or an array with the column of each row.
+    """
     rows, cols = grid.shape
-    others = np.arange(1, cols)
-    target = grid[:, (root + others) % cols]
-    source = np.broadcast_to(grid[:, [root]], target.shape)
-    if not reads(mover):
-        source = grid[:, (root + MOVERS[mover].senders(cols)) % cols]
+    line, first = np.arange(rows)[:, None], np.reshape(root, (-1, 1))
+    senders = np.zeros(cols - 1, int) if reads(mover) else MOVERS[mover].senders(cols)
+    source, target = grid[line, (first + senders) % cols], grid[line, (first + np.arange(1, cols)) % cols]
     return messages(mover, source, target, np.broadcast_to(words[:, None], (rows, cols - 1)), itemsize, along)
 
 

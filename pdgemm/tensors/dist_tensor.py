@@ -22,7 +22,7 @@ from pdgemm.names import DeviceName, DType, RandomKind
 from pdgemm.planning.tensors.tensor_layouts import default_layout
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.tensor_functions import TensorFunctions
-from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_parts import TensorParts
 from pdgemm.tensors.tensor_reductions import TensorReductions
 
@@ -190,7 +190,7 @@ class DistTensor(TensorParts, TensorReductions, TensorFunctions):
             if (self.layout.rows, self.layout.cols) == (down, across):
                 return self.unfolding if same else self.unfolding.T
         target = default_layout(self.shape, len(self.grid.members), axes, self.grid.members)
-        return moved(self, target, name="matrix of a tensor").unfolding
+        return in_layout(self, target, name="matrix of a tensor").unfolding
 
     def __repr__(self) -> str:
         held = " x ".join(map(str, self.local.shape))

@@ -22,7 +22,7 @@ from pdgemm.planning.tensors.expression import parsed
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.dist_tensor import DistTensor
-from pdgemm.tensors.tensor_moves import moved, spread
+from pdgemm.tensors.tensor_moves import in_layout, spread
 
 
 def einsum(
@@ -73,7 +73,7 @@ def einsum(
     C = _carried_out(plan, tensors, alpha, work)
     if out is not None:
         if beta == 0:
-            work.did(moved(C, out.layout)).unfolding.redistribute(out.unfolding)
+            work.did(in_layout(C, out.layout)).unfolding.redistribute(out.unfolding)
         else:
             out *= beta
             out += C
@@ -182,7 +182,7 @@ def _matrix(x: DistTensor, labels: tuple[str, ...], rows: tuple[str, ...]) -> Di
 
 
 def _moved(x: DistTensor, target: Any, work: Work) -> DistTensor:
-    y = moved(x, target)
+    y = in_layout(x, target)
     return y if y is x else work.did(y)
 
 

@@ -11,7 +11,7 @@ from pdgemm.errors import LayoutError
 from pdgemm.support.agreement import together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_moves import in_layout
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
@@ -27,7 +27,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
             )
         dtype = np.result_type(*(x.dtype for x in tensors))
     kept = first.default_layout([n for x, n in enumerate(first.shape) if x != at])
-    parts = [moved(x, kept.expanded([at], [x.shape[at]]), name="concatenate") for x in tensors]
+    parts = [in_layout(x, kept.expanded([at], [x.shape[at]]), name="concatenate") for x in tensors]
     layout = kept.expanded([at], [sum(x.shape[at] for x in tensors)])
     return first.with_elements(layout, dtype, lambda: np.concatenate([x.local for x in parts], axis=at))
 

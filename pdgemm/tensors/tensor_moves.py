@@ -27,7 +27,7 @@ from pdgemm.tensors.tensor_base import TensorBase
 Tensor = TypeVar("Tensor", bound=TensorBase)
 
 
-def moved(
+def in_layout(
     T: Tensor,
     target: TensorLayout,
     pairs: Mapping[int, IndexPairs] = NO_PAIRS,
@@ -70,7 +70,7 @@ def spread(T: Tensor, target: TensorLayout) -> Tensor:
 
     The axes of T are those of `target`, of the same extent or of extent 1.
     """
-    return moved(T, *spread_layout(T.layout, target), name="broadcast")
+    return in_layout(T, *spread_layout(T.layout, target), name="broadcast")
 
 
 def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:

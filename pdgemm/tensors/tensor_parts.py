@@ -13,7 +13,7 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
-from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_shapes import new_shape, parsed_key, pieces_of, readable, reread
 
 
@@ -33,7 +33,7 @@ class TensorParts(TensorBase):
             layout = reread(self.layout, extents, pieces)
         source = self
         if layout is None:
-            source = moved(self, readable(self, extents, pieces), name="reshape")
+            source = in_layout(self, readable(self, extents, pieces), name="reshape")
             layout = reread(source.layout, extents, pieces)
             assert layout is not None
         return type(self)(source.unfolding, layout)
@@ -64,7 +64,7 @@ class TensorParts(TensorBase):
             kept = [x for x in range(self.ndim) if x not in dropped]
             target = self.default_layout([shape[x] for x in kept]).expanded(dropped)
             pairs = {x: IndexPairs(np.asarray(indices), np.arange(len(indices))) for x, indices in picks.items()}
-            part = moved(self, target, pairs, name="T[...]")
+            part = in_layout(self, target, pairs, name="T[...]")
         else:
             part = self._windowed(picks)
         part = type(self)(part.unfolding, part.layout.without(dropped))

@@ -12,7 +12,7 @@ from pdgemm.local.arrays.device import Array
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
-from pdgemm.tensors.tensor_moves import moved
+from pdgemm.tensors.tensor_moves import in_layout
 
 
 class TensorReductions(TensorBase):
@@ -38,7 +38,7 @@ class TensorReductions(TensorBase):
             dtype = act(np.ones(1, self.dtype)).dtype
         part = self._partly(name, gone, dtype)
         if set(gone) & set(self.layout.divided):
-            there = moved(part, undivided(part.layout, gone, self.grid.members), name=name)
+            there = in_layout(part, undivided(part.layout, gone, self.grid.members), name=name)
             part = there._partly(name, gone, dtype)
             part.unfolding.report = there.unfolding.later_report
         if keepdims:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tests" / "helpers")]
 
-from house import MODULES, ROOT, TREES  # noqa: E402
+from house import MODULES, ROOT, trees  # noqa: E402
 
 HOUSE = "tests/unit/house/test_imports.py"  # the rules of imports concern every module
 DEFINITION = ast.FunctionDef | ast.ClassDef
@@ -58,7 +58,7 @@ def tests(paths: set[str]) -> set[str]:
 @cache
 def exported(package: str) -> dict[str, str]:
     """Return {exported name: module that defines it} of a package; "" is pdgemm itself."""
-    tree = TREES[package] if package else ast.parse((ROOT / "pdgemm" / "__init__.py").read_text())
+    tree = trees()[package] if package else ast.parse((ROOT / "pdgemm" / "__init__.py").read_text())
     return {
         alias.asname or alias.name: module
         for node in ast.walk(tree)
@@ -101,7 +101,7 @@ def importers(module: str) -> frozenset[str]:
 
 @cache
 def _graph() -> dict[str, frozenset[str]]:
-    return {x: modules_imported(tree) for x, tree in TREES.items()}
+    return {x: modules_imported(tree) for x, tree in trees().items()}
 
 
 @cache
@@ -113,7 +113,7 @@ def modules_of(path: str) -> frozenset[str]:
 @cache
 def names_of(module: str) -> frozenset[str]:
     """Return the last name of a module, and the functions and classes that it defines."""
-    return frozenset({module.rpartition(".")[2], *(x.name for x in TREES[module].body if isinstance(x, DEFINITION))})
+    return frozenset({module.rpartition(".")[2], *(x.name for x in trees()[module].body if isinstance(x, DEFINITION))})
 
 
 @cache

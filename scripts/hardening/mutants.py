@@ -30,7 +30,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 
-from house import MODULES, TREES  # noqa: E402
+from house import MODULES, trees  # noqa: E402
 
 COPIED = (
     "pdgemm", "grids", "io", "tests", "scripts", "slurm", "docs", "pyproject.toml", "setup.cfg", "README.md",
@@ -423,7 +423,7 @@ def parts() -> defaultdict[str, list[Part]]:
             if not isinstance(node, FUNCTION):  # a class, or a condition with definitions in it
                 look(node, module, name)
 
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         found[f"pdgemm.{module}"].append(Part(module, 0, len(lines_of(module))))
         look(tree, module, "")
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 import in_process
 import pytest
+from processes import filled_once
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -132,7 +133,10 @@ WORDS = {  # rows: kind, ranks, calls, words, and words that a rank of pdgemm's 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the reference, and with runs of two processes: three right ones, and one for each mistake."""
-    folder = tmp_path_factory.mktemp("runs")
+    return filled_once(tmp_path_factory, "runs", recorded)
+
+
+def recorded(folder: Path) -> None:
     (folder / "reference.py").write_text(REFERENCE)
     (folder / "program.py").write_text(PROGRAM)
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -142,7 +146,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    return folder
 
 
 def verify(reference: Path, run: Path, *options: str) -> tuple[int, dict[str, Any]]:

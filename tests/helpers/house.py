@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,13 +24,18 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
-TREES = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each module; parsing all takes a second, which no other test should wait for."""
+    return {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
 
 
 def imported(module: str) -> set[str]:
     """Return all imports of a module: at its top, inside functions, and under TYPE_CHECKING."""
     found = set()
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):

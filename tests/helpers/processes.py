@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,9 +12,32 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import pytest
+
 from pdgemm.support.launcher import outside_job
 
 TEXTS: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def folder_of_all(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all processes of pytest-xdist share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def filled_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], None]) -> Path:
+    """Return a folder that fill(folder) has filled, in one of the processes of pytest-xdist; tests must not change it.
+
+    Use it for a fixture that takes seconds, because each process has its own fixtures, even those of a session.
+    """
+    folder = folder_of_all(factory) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "filled").open("a") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        if not os.fstat(mark.fileno()).st_size:
+            fill(folder)
+            mark.write("filled")
+    return folder
 
 
 @contextmanager

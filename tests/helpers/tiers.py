@@ -16,8 +16,10 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +118,25 @@ def _every_second(items: Sequence[pytest.Item]) -> Iterable[pytest.Item]:
         seen[test] += 1
         if seen[test] % 2 == 0 and 4 in ranks_of(item):
             yield item
+
+
+def named_ranks(text: str) -> set[int]:
+    """Return the numbers of ranks on which tests of a module may run, by the marks in its text."""
+    named = {
+        *USUAL,
+        *(GRIDS if "every_grid" in text else ()),
+        *((4,) if re.search("square_grid|ON_RANKS", text) else ()),
+    }
+    return named | {int(x) for numbers in re.findall(r"on_ranks\(([^)]*)\)", text) for x in re.findall(r"\d+", numbers)}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip modules without a test for this number of ranks, because importing a module takes each rank a while."""
+    if _everything or not config.getoption("--tiers") or not collection_path.match("test_*.py"):
+        return None
+    from mpi4py import MPI
+
+    return True if MPI.COMM_WORLD.size not in named_ranks(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from house import MODULES, TREES
+from house import MODULES, trees
 from mpi4py import MPI
 
 from pdgemm.support import waits
@@ -40,7 +40,7 @@ def calls() -> list[tuple[str, ast.Call, list[ast.AST]]]:
         for child in ast.iter_child_nodes(node):
             yield from inside(child, [*above, node])
 
-    places = {str(path.relative_to(PACKAGE)): TREES[module] for module, path in MODULES.items()}
+    places = {str(path.relative_to(PACKAGE)): trees()[module] for module, path in MODULES.items()}
     return [(place, *found) for place in sorted(places) for found in inside(places[place], [])]
 
 

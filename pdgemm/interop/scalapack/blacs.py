@@ -10,7 +10,8 @@ import numpy as np
 from mpi4py import MPI
 
 from pdgemm.errors import GridError
-from pdgemm.grids.process_grid import ProcessGrid, grid_shape
+from pdgemm.grids.grid_shapes import grid_shape
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.support.agreement import together
 from pdgemm.support.watchdog import watched
 

@@ -189,7 +189,10 @@ def _seconds(work: WorkPiece, machine: Machine, schedule: Schedule, ranks: int) 
     extents = np.stack([one_each(x, ranks) for x in work.extents])
     if work.kind == MEMORY:
         return np.prod(extents, axis=0) * dtype.itemsize / machine.copy_bandwidth
-    shapes, inverse = np.unique(extents, axis=1, return_inverse=True)
-    seconds = np.array([machine.multiply(dtype, mnk, mnk) for mnk in zip(*shapes.tolist())])[inverse.ravel()]
+    order = np.lexsort(extents)  # np.unique(extents, axis=1) takes ten times as long
+    ordered = extents[:, order]
+    first = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
+    seconds, shapes = np.empty(ranks), zip(*ordered[:, first].tolist())
+    seconds[order] = np.array([machine.multiply(dtype, mnk, mnk) for mnk in shapes])[np.cumsum(first) - 1]
     seconds[: np.size(work.share) if np.ndim(work.share) else ranks] *= work.share
     return seconds * schedule.blas_products

@@ -13,7 +13,7 @@ from pdgemm.grids.index_map import overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import INDEX, Panel, PanelSchedule, carried, diagonal_panels, lower_tiles
-from pdgemm.schedules.panels.row_moves import RowMoves, moves_left
+from pdgemm.schedules.panels.row_moves import RowMoves, counts_left, moved
 from pdgemm.schedules.panels.tsqr_schedule import Tree, broadcast_tree
 from pdgemm.schedules.rounds import COLS, ROWS, Round, broadcast, counts_of, grid_of, products, signals
 from pdgemm.schedules.schedule import Buffers
@@ -48,6 +48,7 @@ class CholeskySchedule(PanelSchedule):
     def rounds(self) -> Iterator[Round]:
         grid, size = grid_of(self.A), self.A.dtype.itemsize
         pr, pc = grid.shape
+        lines, roots = np.tile(grid.T, (pr, 1)), np.repeat(np.arange(pr), pc)  # each rank sends along its grid column
         for panel in self.steps:
             w, m_loc, n_loc = panel.width, self.rows_from(panel.stop), self.cols_from(panel.stop)
             common = overlap_counts(*(x.window(panel.stop, self.n) for x in (self.rows, self.cols)))
@@ -58,12 +59,9 @@ class CholeskySchedule(PanelSchedule):
             messages = carried(self.mover, grid[:, [panel.col]].T, panel.row, np.array([w * w]), size, COLS)
             yield Round(messages, products(grid, m_loc[:, None] * here, w, (w + 1) // 2))
             messages = carried(self.mover, grid, panel.col, m_loc * w, size, ROWS)
-            for r in range(pr):
-                messages += broadcast(self.mover, grid.T, r, common[r] * w, size, COLS)
-                if self.shared and m_loc[r]:
-                    messages.append(
-                        signals(grid[[r], panel.col], np.delete(grid, r, axis=0).reshape(1, -1), size, COLS)
-                    )
+            messages += broadcast(self.mover, lines, roots, common.ravel() * w, size, COLS)
+            for r in np.flatnonzero(m_loc * self.shared):
+                messages.append(signals(grid[[r], panel.col], np.delete(grid, r, axis=0).reshape(1, -1), size, COLS))
             yield Round(messages, products(grid, m_loc[:, None], (n_loc[None, :] + 1) // 2, w))
 
     def buffers(self, rank: int | None) -> Buffers:
@@ -132,7 +130,8 @@ class LUSchedule(PanelSchedule):
         grid, size = grid_of(self.A), self.A.dtype.itemsize
         (m, n), pivots = self.A.distribution.shape, self.exchanged
         pivots_by = RING.name if self.device else self.mover  # the pivots are on the host
-        for panel in self.steps:
+        exchanges = [RowMoves.of(pivots[x.start : x.stop], x.start) for x in self.steps]
+        for panel, exchange in zip(self.steps, exchanges):
             w = panel.width
             with_diagonal, behind = self.rows_from(panel.start), self.rows_from(panel.stop)
             right = self.cols_from(panel.stop)
@@ -144,13 +143,13 @@ class LUSchedule(PanelSchedule):
             sent += carried(pivots_by, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
             if panel.stop < n:
                 sent += carried(self.mover, grid, panel.col, with_diagonal * w, size, ROWS)
-            sent += RowMoves.of(pivots[panel.start : panel.stop], panel.start).sent(self.rows, grid, right, size)
+            sent += exchange.sent(self.rows, grid, right, size)
             if panel.stop < m:
                 sent += carried(self.mover, grid.T, panel.row, right * w, size, COLS)
             yield Round(sent, products(grid, behind[:, None], right, w))
-        for panel, moves in moves_left(self.steps, pivots, m):
+        for panel, counts in counts_left(self.steps, exchanges, self.rows):
             widths = panel.width * (np.arange(self.cols.parts) == panel.col)
-            yield Round(moves.sent(self.rows, grid, widths, size), hidden=False)
+            yield Round(moved(counts, grid, widths, size), hidden=False)
         if self.idle and self.n:
             yield from self.to_idle.rounds()
 

@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.panel_schedule import Panel, PanelSchedule
-from pdgemm.schedules.rounds import COLS, Messages, Round, grid_of, messages
+from pdgemm.schedules.rounds import COLS, Messages, Round, counts_of, grid_of, messages
 from pdgemm.schedules.schedule import Buffers
 
 
@@ -50,21 +50,49 @@ class RowMoves(NamedTuple):
 
         With along=ROWS, columns are exchanged: pass the rows of the transposed matrix, and the transposed grid.
         """
-        counts = self.counts(rows)
-        np.fill_diagonal(counts, 0)
-        source, target = np.nonzero(counts)
-        words = counts[source, target][:, None] * widths
-        return messages(RING.name, grid[source], grid[target], words, itemsize, along)
+        return moved(self.counts(rows), grid, widths, itemsize, along)
+
+
+def moved(counts: np.ndarray, grid: np.ndarray, widths: np.ndarray, itemsize: int, along: str = COLS) -> list[Messages]:
+    """Return the messages of `RowMoves.sent`, where counts[i, j] rows move from grid row i to grid row j."""
+    source, target = np.nonzero(counts * (1 - np.eye(len(counts), dtype=int)))
+    words = counts[source, target][:, None] * widths
+    return messages(RING.name, grid[source], grid[target], words, itemsize, along)
 
 
 def moves_left(steps: tuple[Panel, ...], pivots: np.ndarray, m: int) -> Iterator[tuple[Panel, RowMoves]]:
     """Yield each panel, the last panel first, with the row moves of all later panels that its columns still need."""
-    lying = np.arange(m)
-    for panel in reversed(steps):
+    exchanges = [RowMoves.of(pivots[x.start : x.stop], x.start) for x in steps]
+    for panel, lying, _ in _rows_left(steps, exchanges, m):
         yield panel, RowMoves.to(np.arange(m), lying)
-        step, moves = np.arange(m), RowMoves.of(pivots[panel.start : panel.stop], panel.start)
-        step[moves.targets] = moves.sources
-        lying = step[lying]
+
+
+def counts_left(
+    steps: tuple[Panel, ...], exchanges: list[RowMoves], rows: BlockCyclic
+) -> Iterator[tuple[Panel, np.ndarray]]:
+    """Yield the panels of `moves_left`, each with the number of rows that move or stay from part i to part j.
+
+    exchanges : the row moves of each panel.   Cost: a row is counted again only after a panel has moved it.
+    """
+    owner = rows.owner(np.arange(rows.n))
+    source, counts = owner.copy(), np.diag(counts_of(rows))
+    for panel, lying, changed in _rows_left(steps, exchanges, rows.n):
+        np.subtract.at(counts, (source[changed], owner[changed]), 1)
+        source[changed] = owner[lying[changed]]
+        np.add.at(counts, (source[changed], owner[changed]), 1)
+        yield panel, counts
+
+
+def _rows_left(
+    steps: tuple[Panel, ...], exchanges: list[RowMoves], m: int
+) -> Iterator[tuple[Panel, np.ndarray, np.ndarray]]:
+    """Yield each panel of `moves_left`, the row that moves to each row, and the rows where that is another one now."""
+    lying, place = np.arange(m), np.arange(m)  # row lying[i] moves to row i, and place is the inverse of lying
+    changed = lying[:0]
+    for panel, moves in zip(reversed(steps), reversed(exchanges)):
+        yield panel, lying, changed
+        changed = place[moves.targets]
+        lying[changed], place[moves.sources] = moves.sources, changed
 
 
 def permutation(pivots: np.ndarray, m: int) -> np.ndarray:

@@ -289,7 +289,8 @@ class Layered(ReducedProduct):
         """
         if rank is not None:
             return [self.layer(rank)]
-        return list(map(self._layer, {self._inner.count(x): x for x in range(self.layers)}.values()))
+        inner = self._inner
+        return list(map(self._layer, {inner.count(x): x for x in range(self.layers)}.values()))
 
     def buffers(self, rank: int | None) -> Buffers:
         rows, cols = self.reduction.shape(rank)

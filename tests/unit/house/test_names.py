@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from house import TREES
+from house import trees
 
 FORBIDDEN = {"asked", "found", "given", "made", "room", "told"}  # these names do not describe a value
 # forbidden in first paragraphs of docstrings: verbs of travel for messages, and of place for memory
@@ -22,7 +22,7 @@ Functions = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions() -> Iterator[tuple[str, Functions]]:
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, Functions):
                 yield module, node
@@ -38,7 +38,7 @@ def length(node: Functions) -> int:
 def test_names_of_public_functions_are_unique() -> None:
     public = {
         (node.name, module)
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for node in tree.body
         if isinstance(node, Functions) and not node.name.startswith("_") and not module.startswith(DOORS)
     }
@@ -53,14 +53,14 @@ def bound(node: ast.AST) -> str:
 
 
 def test_forbidden_names() -> None:
-    names = [(module, node, bound(node)) for module, tree in TREES.items() for node in ast.walk(tree)]
+    names = [(module, node, bound(node)) for module, tree in trees().items() for node in ast.walk(tree)]
     assert [(module, node.lineno, x) for module, node, x in names if x.strip("_").lower() in FORBIDDEN] == []  # type: ignore[attr-defined]
 
 
 def test_first_paragraphs_use_plain_words() -> None:
     texts = [
         (module, (ast.get_docstring(node) or "").partition("\n\n")[0])
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, Functions | ast.ClassDef | ast.Module)
     ]
@@ -73,7 +73,7 @@ def test_functions_are_short() -> None:
 
 def test_functions_have_docstrings() -> None:
     """Functions longer than SHORT (private) or PLAIN (public) lines have docstrings, their own or inherited."""
-    scopes = [(module, scope) for module, tree in TREES.items() for scope in (tree, *tree.body)]
+    scopes = [(module, scope) for module, tree in trees().items() for scope in (tree, *tree.body)]
     methods = {x.name for _, scope in scopes if isinstance(scope, ast.ClassDef) for x in scope.body if documented(x)}
     silent = [
         f"{module}.{node.name}"

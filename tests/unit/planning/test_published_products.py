@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from math import ceil
 
 import in_process
@@ -24,13 +25,16 @@ from pdgemm.planning.published.published_row import PublishedRow, errors, publis
 from pdgemm.planning.question import Question
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
 
-ROWS = [*published_products.product_times()]
+
+@cache
+def product_rows() -> list[PublishedRow]:
+    return [*published_products.product_times()]
 
 
 def test_errors_of_rows_that_were_not_fitted() -> None:
     """CA3DMM: 15% and 6% on average, in users' layouts 25% and 8%; COSMA's exchanges are slower than CA3DMM's."""
     by_source = defaultdict(list)
-    for x in ROWS:
+    for x in product_rows():
         by_source[x.source].append(x)
     limits = {
         "Huang & Chow, SC 2022, figure 3: CA3DMM, native": (20, 0.06, 0.15),
@@ -45,13 +49,13 @@ def test_errors_of_rows_that_were_not_fitted() -> None:
     for source, (number, usual, most) in limits.items():
         mean, largest = errors(by_source[source])
         assert len(by_source[source]) == number and mean <= usual and largest <= most, (source, mean, largest)
-    (at_9216,) = (x for x in ROWS if x.how.startswith("9216 "))
+    (at_9216,) = (x for x in product_rows() if x.how.startswith("9216 "))
     assert abs(at_9216.difference) <= 0.3 and not at_9216.fitted
 
 
 def test_the_error_bar_of_plan_is_that_of_these_rows() -> None:
     for moved, stated in published_products.ERRORS.items():
-        rows = [x for x in ROWS if x.source.endswith("columns") == moved]
+        rows = [x for x in product_rows() if x.source.endswith("columns") == moved]
         assert stated == tuple(ceil(100 * x) for x in errors(rows))
 
 
@@ -69,17 +73,17 @@ def test_only_machines_of_published_products_have_known_errors() -> None:
 def test_no_row_has_a_constant_of_its_own() -> None:
     """Each cluster has at most three constants, and a row is predicted by its sizes and its machine alone."""
     assert all(len(x.by_hand) <= 3 for x in CLUSTERS.values())
-    for x in ROWS:
+    for x in product_rows():
         if x.source.endswith("native"):
             ranks, per_node, machine = re.fullmatch(r"(\d+) ranks, (\d+) a node of (.*)", x.how).groups()
             mnk = [int(each) for each in x.case.split(" x ")]
             asked = Question(*mnk, int(ranks), layouts="ideal", mover="mpi", machine=machine_of(machine, int(per_node)))
             assert x.predicted == asked.plan().seconds
     same = defaultdict(set)
-    for x in ROWS:
+    for x in product_rows():
         same[x.case, x.how, x.source.endswith("columns")].add(x.predicted)
     assert {len(predictions) for predictions in same.values()} == {1}
-    assert 0 < sum(x.fitted for x in ROWS) <= sum(len(x.by_hand) for x in CLUSTERS.values())
+    assert 0 < sum(x.fitted for x in product_rows()) <= sum(len(x.by_hand) for x in CLUSTERS.values())
 
 
 def test_fitted_rows_are_marked_and_not_counted() -> None:

@@ -12,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
+from pdgemm.grids.index_map import overlap_counts
 from pdgemm.grids.layout import Layout
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.simulator import simulate
+from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.factor_schedules import CholeskySchedule, LUSchedule, TriangularSchedule
 from pdgemm.schedules.panels.panel_schedule import diagonal_panels, gathered_rows, is_balanced, lower_tiles, panel_slabs
 from pdgemm.schedules.panels.row_moves import PermutationSchedule, RowMoves, permutation
+from pdgemm.schedules.rounds import COLS
 
 GRIDS = [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (3, 3)]
 
@@ -215,3 +218,17 @@ def test_pivots_that_are_not_known_are_drawn() -> None:
     before, again = LUSchedule(plan.A, 16, "ring"), LUSchedule(plan.A, 16, "ring")
     assert before == again and before.total_words == again.total_words
     assert abs(before.total_words - plan.total_words) < 0.1 * plan.total_words
+
+
+def test_rows_of_a_transposed_panel_come_from_their_own_ranks() -> None:
+    """In the columns of a grid that is not square, a rank receives the rows of the transposed panel that it lacks."""
+    layout = Layout(Distribution.over((2, 3), (50, 50), (3, 4)), tuple(range(6)), np.dtype("d"))
+    schedule = CholeskySchedule(layout, 4, RING.name)
+    for panel, at in zip(schedule.steps[:-1], [*schedule.rounds()][1::2]):
+        received = np.zeros((2, 3), int)
+        for x in at.moves:
+            if x.along == COLS:
+                np.add.at(received.reshape(-1), x.target, x.words)
+        rest = [x.window(panel.stop, 50) for x in (schedule.rows, schedule.cols)]
+        lacking = schedule.cols_from(panel.stop) - overlap_counts(*rest)
+        assert (received == lacking * panel.width).all(), panel
