@@ -3,7 +3,7 @@
 With three-index integrals B_P,ia of o occupied and v virtual orbitals, and Δ_ia = ε_a - ε_i, the polarisability of both
 spins is Π_PQ(iω) = -4 Σ_ia B_P,ia B_Q,ia Δ_ia / (Δ_ia² + ω²), and the energy E = ∫ [ln det(1 - Π) + tr Π] dω / 2π from
 0 to ∞ (Ren, Rinke, Joas & Scheffler, J. Mater. Sci. 47, 2012).  The integral is a sum over the nodes of Gauss and
-Legendre at ω = (1 + x)/(1 - x).  One plan serves all frequencies; ln det is that of a Cholesky factor's LU kin, slogdet.
+Legendre at ω = (1 + x)/(1 - x).  One plan serves all frequencies.
 The file has random integrals; your own file is read in the same way.  The check is another formula: E = Σ (Ω - tr A)/2
 over the excitation energies, Ω² being the eigenvalues of Δ² + 4 Δ^½ BᵀB Δ^½ (Furche, J. Chem. Phys. 129, 2008).
 """
