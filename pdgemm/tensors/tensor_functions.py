@@ -10,7 +10,7 @@ import numpy as np
 import pdgemm
 from pdgemm.tensors.broadcast_operands import as_operand, common_shape
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import allclose, concatenate, expand_dims, moveaxis, stack
+from pdgemm.tensors.tensor_joins import allclose, concatenate, expand_dims, moveaxis, stack, swapaxes
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -80,10 +80,9 @@ _NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "tran
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, expand_dims, allclose)
+    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims, allclose)
 } | {
     "numpy.concat": concatenate,
-    "numpy.swapaxes": lambda a, axis1, axis2: moveaxis(a, (axis1, axis2), (axis2, axis1)),
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,
     "numpy.size": lambda a: a.size,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.errors import LayoutError
+from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.local.arrays.arguments import shown
 from pdgemm.support.agreement import together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
@@ -41,10 +42,19 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
 def moveaxis(T: Any, source: Any, destination: Any) -> Any:
     """Return a view with axes moved to other places, as numpy.moveaxis.  Local."""
     here, there = T.axes_of(source), T.axes_of(destination)
+    if len(here) != len(there):
+        raise ArgumentError(f"moveaxis moves {shown(source)} to as many places, got {shown(destination)}")
     order = [x for x in range(T.ndim) if x not in here]
     for to, axis in sorted(zip(there, here)):
         order.insert(to, axis)
     return T.transpose(order)
+
+
+def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+    """Return a view with two axes exchanged, as numpy.swapaxes.  Local."""
+    order, (x,), (y,) = list(range(a.ndim)), a.axes_of(axis1), a.axes_of(axis2)
+    order[x], order[y] = y, x
+    return a.transpose(order)
 
 
 def expand_dims(T: Any, axis: Any) -> Any:
