@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -13,14 +14,14 @@ import tiers
 from drawn_tensors import elements, tensor_of
 
 from pdgemm import DistMatrix, DistTensor
-from pdgemm.errors import ArgumentError, KeyIndexError, LayoutError
+from pdgemm.errors import ArgumentError
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 
 
 def drawn(grids: list[Any], number: int, seed: int = 0) -> Iterator[tuple[random.Random, Any]]:
-    """Yield a source of random numbers and a grid, `number` times; more often with --all."""
-    for turn in range(number if not tiers.everything() else 10 * number):
+    """Yield a source of random numbers and a grid, `number` times with --all, otherwise a few times."""
+    for turn in range(number if tiers.everything() else number // (4 if grids[0].comm.size < 3 else 12)):
         draw = random.Random(1000 * seed + turn)
         yield draw, draw.choice(grids)
 
@@ -53,7 +54,7 @@ def broadcastable(draw: random.Random, shape: tuple[int, ...]) -> tuple[int, ...
 
 def test_elementwise_functions_broadcast_tensors_arrays_matrices_and_numbers(grids: list[Any]) -> None:
     functions = (np.add, np.multiply, np.maximum, np.subtract, np.less, np.hypot)
-    for draw, grid in drawn(grids, 60):
+    for draw, grid in drawn(grids, 180):
         shape = drawn_shape(draw)
         x = elements(shape, draw.choice(("float64", "complex64", "float32", "int32")), 1)
         X = tensor_of(x, grid, draw)
@@ -81,7 +82,7 @@ def test_elementwise_functions_broadcast_tensors_arrays_matrices_and_numbers(gri
 
 
 def test_functions_of_one_tensor_and_attributes(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 20, 1):
+    for draw, grid in drawn(grids, 60, 1):
         x = elements(drawn_shape(draw), draw.choice(("float64", "complex128", "int32")))
         X = tensor_of(x, grid, draw)
         assert (X.ndim, X.size, X.shape, X.dtype) == (x.ndim, x.size, x.shape, x.dtype)
@@ -105,7 +106,7 @@ def test_functions_of_one_tensor_and_attributes(grids: list[Any]) -> None:
 
 
 def test_reductions_along_any_axes(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 60, 2):
+    for draw, grid in drawn(grids, 180, 2):
         dtype = draw.choice(("float64", "float32", "complex64", "int8", "uint8", "int32", "bool", "float16"))
         x = elements(drawn_shape(draw), dtype)
         if x.size and x.dtype.kind == "f" and draw.random() < 0.4:
@@ -121,21 +122,16 @@ def test_reductions_along_any_axes(grids: list[Any]) -> None:
                 with pytest.raises(ArgumentError, match=f"{name} of no elements"):
                     getattr(X, name)(axis, keepdims=keepdims)
                 continue
-            with np.errstate(all="ignore"), pytest.warns(RuntimeWarning) if False else np.errstate():
-                import warnings
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # NumPy warns of means of no elements
                 expected = getattr(np, name)(x, axis=axis, keepdims=keepdims, **options)
                 result = getattr(np, name)(X, axis=axis, keepdims=keepdims, **options)
             error = 2e-2 if dtype == "float16" else 1e-4 if dtype in ("float32", "complex64") else 1e-12
-            try:
-                check(result, expected, error)
-            except AssertionError:
-                print(name, dtype, x.shape, axis, keepdims, options, X.layout, result if not hasattr(result,'allgather') else result.allgather(), expected, getattr(result,'dtype',None))
-                raise
+            check(result, expected, error)
 
 
 def test_reshapes(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 100, 3):
+    for draw, grid in drawn(grids, 300, 3):
         shape = drawn_shape(draw, 5)
         x = elements(shape, "float64")
         if x.size:
@@ -165,7 +161,7 @@ def _power(n: int, p: int) -> int:
 
 
 def test_axes_are_moved(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 40, 4):
+    for draw, grid in drawn(grids, 120, 4):
         x = elements(drawn_shape(draw), "float64")
         x = x.reshape(x.shape + (1,) * draw.randint(0, 2))
         X, axes = tensor_of(x, grid, draw), list(range(x.ndim))
@@ -213,32 +209,19 @@ def drawn_key(draw: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def of_lists(x: np.ndarray, key: tuple[Any, ...]) -> np.ndarray:
-    """Return x[key] with the axis of a list where it stands; NumPy moves it if an index stands apart from it."""
-    axis, place, array = 0, list[Any](), x
-    for k in key:
-        if k is None or k is ...:
-            continue
-        if isinstance(k, (list, np.ndarray)) and np.ndim(k):
-            array = np.take(array, np.flatnonzero(k) if np.asarray(k).dtype == bool else np.asarray(k, int), axis)
-        axis += 1
-    place = [slice(None) if isinstance(k, (list, np.ndarray)) and np.ndim(k) else k for k in key]
-    return array[tuple(place)]
-
-
 def test_parts(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 120, 5):
+    for draw, grid in drawn(grids, 360, 5):
         x = elements(drawn_shape(draw), "float64")
         X, key = tensor_of(x, grid, draw), drawn_key(draw, x.shape)
         result = X[key] if len(key) != 1 or draw.random() < 0.5 else X[key[0]]
-        check(result, of_lists(x, key))
+        check(result, x[key])
         if isinstance(result, DistTensor) and result.size:
             result.unfolding.fill(7)  # a part is a copy
             check(X, x)
 
 
 def test_joins(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 40, 6):
+    for draw, grid in drawn(grids, 120, 6):
         shape = drawn_shape(draw)
         types = [draw.choice(("float64", "float32", "complex64")) for _ in range(draw.randint(1, 3))]
         xs = [elements(shape, dtype, seed) for seed, dtype in enumerate(types)]
@@ -254,7 +237,7 @@ def test_joins(grids: list[Any]) -> None:
 
 
 def test_matrices_and_tensors_are_read_as_each_other(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 60, 7):
+    for draw, grid in drawn(grids, 180, 7):
         x = elements(drawn_shape(draw, 5), draw.choice(("float64", "complex64")))
         X, axes = tensor_of(x, grid, draw), list(range(x.ndim))
         draw.shuffle(axes)
@@ -270,7 +253,7 @@ def test_matrices_and_tensors_are_read_as_each_other(grids: list[Any]) -> None:
 
 
 def test_elements_do_not_depend_on_the_layout(grids: list[Any]) -> None:
-    for draw, grid in drawn(grids, 20, 8):
+    for draw, grid in drawn(grids, 60, 8):
         shape = drawn_shape(draw)
         axes, at = draw.sample(range(len(shape)), len(shape)), draw.randint(0, len(shape))
         layout: Any = {"grid": grid, "rows": axes[:at], "cols": axes[at:]}
@@ -287,3 +270,75 @@ def test_elements_do_not_depend_on_the_layout(grids: list[Any]) -> None:
                 check(DistTensor.random(shape, seed=3, kind=kind, dtype=dtype, **layout), one.allgather())
         check(DistTensor.full(shape, 2.5, **layout), np.full(shape, 2.5))
         check(DistTensor.zeros(shape, **layout), np.zeros(shape))
+
+
+@pytest.mark.on_ranks(2, 3)
+def test_habits_of_numpy(comm: Any, grids: list[Any]) -> None:
+    x = elements((2, 3, 4), "float64")
+    for grid in grids:
+        X = DistTensor.from_global(x, grid=grid)
+        A = DistMatrix.from_global(x[0], grid=grid, order="F", block=(2, 1))
+        check(np.concatenate([X, X], None), np.concatenate([x, x], None))
+        check(np.concatenate([x, X]), np.concatenate([x, x]))
+        check(np.concatenate([X[0], A, x[1]], 1), np.concatenate([x[0], x[0], x[1]], 1))
+        check(np.stack([X[0], A, x[1]], -1), np.stack([x[0], x[0], x[1]], -1))
+        check(np.transpose(X, axes=(2, 0, 1)), x.transpose(2, 0, 1))
+        check(np.reshape(X, shape=(4, 6)), x.reshape(4, 6))
+        check(X[0, :, [3, 1]], x[0, :, [3, 1]])
+        check(A @ X.transpose(0, 2, 1), x[0] @ x.transpose(0, 2, 1), 1e-14)
+        check(X @ np.ones(4), x @ np.ones(4), 1e-14)
+        check(np.ones(3) @ X, np.ones(3) @ x, 1e-14)
+        check(A * X, x[0] * x)
+        assert np.allclose(X[:, :1], X) == np.allclose(x[:, :1], x)
+        assert np.allclose(A, X[0])
+        assert np.allclose(0 * X, 0)
+        below = np.full((1, comm.size - 1), complex(-np.inf, -2))  # a rank has no element
+        check(DistTensor.from_global(below, grid=grid, rows=[0], cols=[1]).max(), below.max())
+        for dtype, error in (("float16", 1e-3), ("bfloat16", 1e-2)):
+            many = DistTensor.full((300, 7), 1000, dtype=dtype, grid=grid)
+            mean, variance = many.mean(), (many * np.linspace(0.9, 1.1, 7)[None]).astype(dtype).var(1)
+            assert mean == 1000  # the sum of 2100 elements would overflow in float16
+            assert mean.dtype == variance.dtype == dtype
+            assert np.allclose(variance.astype(float), np.var(1000 * np.linspace(0.9, 1.1, 7)), 20 * error)
+
+
+@pytest.mark.on_ranks(2, 3)
+def test_bad_arguments_raise_the_same_error_on_all_ranks(comm: Any, grids: list[Any]) -> None:
+    x = elements((2, 3, 4), "float64")
+    for grid in grids:
+        X, A = DistTensor.from_global(x, grid=grid), DistMatrix.from_global(x[0], grid=grid)
+        calls: dict[str, Any] = {
+            "cannot be broadcast": lambda X=X: X + np.zeros(5),
+            "out is a ndarray": lambda X=X: np.add(X, X, out=np.zeros(x.shape)),
+            r"add has the shape \(2, 3, 4\), and out is": lambda X=X: np.add(X, X, out=X[0]),
+            "numpy.add.reduce is not available": lambda X=X: np.add.reduce(X),
+            "numpy.sum with axis, dtype is not available": lambda X=X: np.sum(X, (0, 1), "float32"),
+            "numpy.sort is not available": lambda X=X: np.sort(X),
+            "must agree in the other axes": lambda X=X: np.concatenate([X, X[:, :2]]),
+            r"tensors of one shape are stacked, got \(2, 3, 4\)": lambda X=X: np.stack([X, X[:1]]),
+            "axis=7 of a tensor": lambda X=X: np.concatenate([X, X], 7),
+            "axis=5 of a tensor": lambda X=X: np.stack([X, X], 5),
+            "axis=-4 of a tensor": lambda X=X: X.sum(-4),
+            "repeated axis": lambda X=X: X.sum((0, 0)),
+            "to as many places": lambda X=X: np.moveaxis(X, (0, 1), (0,)),
+            "axis=9 of a tensor": lambda X=X: np.swapaxes(X, 0, 9),
+            r"axis=\(0, 0, 1\)": lambda X=X: X.transpose(0, 0, 1),
+            "3 axes are transposed": lambda X=X: X.transpose(0, 1),
+            "cannot become one of shape": lambda X=X: X.reshape(5, -1),
+            "cannot be interpreted as an integer": lambda X=X: X.reshape(2.5, 12),
+            "only axes of extent 1 are dropped": lambda X=X: np.squeeze(X, 0),
+            "max of no elements": lambda X=X: X[:, :0].max(1),
+            "takes one `...`, got": lambda X=X: X[..., ...],
+            r"has 3 axes and takes one `...`, got \(0, 0, 0, 0\)": lambda X=X: X[0, 0, 0, 0],
+            "may be indexed by a list": lambda X=X: X[[0, 1], [0, 1]],
+            "index -3 is out of range": lambda X=X: X[:, 0, [0, 1]][-3],
+            "no first extents": lambda A=A: A.tensor((5, 2)),
+            "must have each of 3 axes once": lambda X=X: X.matrix((0,), (1,)),
+            "the extents of a tensor must be >= 0": lambda grid=grid: DistTensor.empty((-1, 2), grid=grid),
+            "division by zero": lambda grid=grid: DistTensor.from_function(lambda i: 1 // 0, (3,), grid=grid),
+            "called with different arguments": lambda X=X: X + np.full(4, comm.rank),
+        }  # fmt: skip
+        for message, call in calls.items():
+            with pytest.raises(Exception, match=message) as error:
+                call()
+            assert len({*comm.allgather(f"{type(error.value)} {error.value}")}) == 1
