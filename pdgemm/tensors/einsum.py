@@ -16,7 +16,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
-from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, STACK, Contraction, Resources, TensorValue
+from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction, Resources, TensorValue
 from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, plan_of
 from pdgemm.planning.tensors.expression import parsed
 from pdgemm.planning.tensors.tensor_layouts import undivided
@@ -67,21 +67,14 @@ def einsum(
         plan = optimize if isinstance(optimize, EinsumPlan) else None
         if plan and (str(plan.expression), plan.operands) != (str(expr), values):
             raise LayoutError(f"the plan was made for {plan.expression} and other layouts than those of {expr}")
-        plan = plan or plan_of(expr, values, Resources(grid.size, machine, memory_limit, grid.members))
+        resources = Resources(grid.size, machine, memory_limit, grid.members)
+        plan = plan or plan_of(expr, values, resources, None if out is None else out.layout)
         arguments += [str(plan)]
     work = Work("einsum", memory_limit=memory_limit)
-    C = _carried_out(plan, tensors, alpha, work)
-    if out is not None:
-        if beta == 0:
-            work.did(in_layout(C, out.layout)).unfolding.redistribute(out.unfolding)
-        else:
-            out *= beta
-            out += C
-        C = out
+    C = _carried_out(plan, tensors, alpha, beta, out, work)
     if C.ndim < 2 and out is None:
         return C.allgather()[()]
-    steps = sum(not isinstance(x, Single) for x in plan.steps)
-    work.reported(C.unfolding, steps * plan.expression.size(plan.slices))
+    work.reported(C.unfolding, plan.contractions)
     return C
 
 
@@ -91,43 +84,49 @@ def _as_tensor(x: Any, grid: ProcessGrid) -> DistTensor:
     return x if isinstance(x, DistTensor) else DistTensor.from_global(np.asarray(x), grid=grid)
 
 
-def _carried_out(plan: EinsumPlan, tensors: list[DistTensor], alpha: complex, work: Work) -> DistTensor:
+def _carried_out(
+    plan: EinsumPlan, tensors: list[DistTensor], alpha: complex, beta: complex, out: DistTensor | None, work: Work
+) -> DistTensor:
     """Return the result of a plan, its axes in the order of the expression's result."""
     for step in plan.before:
         tensors[step.at] = _single(step, tensors[step.at], work)
-    total: Any = None
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
-        terms = tensors
-        if plan.slices:
-            at = dict(zip(plan.slices, index))
-            terms = [
-                x.part({axis: at[y] for axis, y in enumerate(labels) if y in at})
-                for x, labels in zip(tensors, plan.expression.inputs)
-            ]
-        C = _steps(plan, list(terms), alpha, work)
-        if total is None:
-            total = C
-        else:
-            total += C
-    labels, _ = plan.result
-    return total.transpose([labels.index(x) for x in plan.expression.output])
+        at = dict(zip(plan.slices, index))
+        terms = [
+            x.part({axis: at[y] for axis, y in enumerate(labels) if y in at}) if at else x
+            for x, labels in zip(tensors, plan.expression.inputs)
+        ]
+        out, beta = _steps(plan, terms, alpha, beta, out, work), 1
+    assert out is not None
+    return out
 
 
-def _steps(plan: EinsumPlan, terms: list[DistTensor], factor: Any, work: Work) -> DistTensor:
-    """Return the result of the steps of a plan for one index of its slices."""
+def _steps(
+    plan: EinsumPlan, terms: list[DistTensor], alpha: Any, beta: complex, out: DistTensor | None, work: Work
+) -> DistTensor:
+    """Return out := alpha times the result of the steps for one index of the slices + beta out."""
     for step in plan.steps:
         if isinstance(step, Single) and step.kind == NUMBER:
-            factor = factor * terms[step.at].allgather()[()]
+            alpha = alpha * terms[step.at].allgather()[()]
         elif isinstance(step, Single):
             terms[step.at] = _single(step, terms[step.at], work)
         else:
-            last = step is plan.steps[-1]
-            terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], factor if last else 1, work))
-    alone = not any(not isinstance(x, Single) for x in plan.steps)
-    if not alone:
+            last = len(terms) == plan.remaining
+            scalars: tuple[Any, complex, DistTensor | None] = (alpha, beta, out) if last else (1, 0, None)
+            terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], *scalars, work))
+    if plan.contractions:
         return terms[-1]
-    C = terms[plan.remaining]
-    return C * factor if np.any(factor != 1) else C.copy()
+    labels, _ = plan.result
+    C = terms[plan.remaining].transpose([labels.index(x) for x in plan.expression.output])
+    return _added(C, alpha, beta, out, work)
+
+
+def _added(C: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work) -> DistTensor:
+    """Return out := alpha C + beta out; a new tensor if out is None."""
+    if out is None:
+        return C * alpha if np.any(alpha != 1) else C.copy()
+    work.add(out.unfolding, alpha, _moved(C, out.layout, work).unfolding, beta)
+    return out
 
 
 def _single(step: Single, x: DistTensor, work: Work) -> DistTensor:
@@ -153,17 +152,21 @@ def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
     return x.with_elements(x.layout.without(others), x.dtype, elements)
 
 
-def _contracted(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, work: Work) -> DistTensor:
-    """Return alpha A B, moved and multiplied as planned."""
-    chosen, pair = plan.chosen, plan.pair
+def _contracted(
+    plan: Contraction, A: DistTensor, B: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work
+) -> DistTensor:
+    """Return out := alpha A B + beta out, moved and multiplied as planned; a new tensor if out is None."""
+    chosen, pair, dtype = plan.chosen, plan.pair, dtypes.product(A.dtype, B.dtype)
     if chosen.way == ELEMENTWISE:
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
-        dtype = dtypes.product(A.dtype, B.dtype)
-        return A.with_elements(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
+        C = A.with_elements(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
+        return C if out is None else _added(C, 1, beta, out, work)
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
-    C = DistTensor._allocated(chosen.C, A.grid, dtypes.product(A.dtype, B.dtype), A.device)
-    if 0 in (*plan.mnk, plan.extent(chosen.batch)):
+    empty = 0 in (*plan.mnk, plan.extent(chosen.batch))
+    in_place = out is not None and out.layout == chosen.C and chosen.way == PRODUCT and not empty
+    C = out if out is not None and in_place else DistTensor._allocated(chosen.C, A.grid, dtype, A.device)
+    if empty:
         C.unfolding.fill(0)
     elif chosen.way == STACK:
         _stacked(plan, A, B, alpha, C)
@@ -171,8 +174,8 @@ def _contracted(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex,
         _looped(plan, A, B, alpha, C, work)
     else:
         X, Y, Z = (_matrix(x, labels, rows) for x, labels, rows in zip((A, B, C), pair, chosen.row_labels))
-        work.product(alpha, X, Y, 0, Z, **chosen.request._asdict())
-    return C
+        work.product(alpha, X, Y, beta if in_place else 0, Z, **plan.request._asdict())
+    return C if out is None or in_place else _added(C, 1, beta, out, work)
 
 
 def _matrix(x: DistTensor, labels: tuple[str, ...], rows: tuple[str, ...]) -> DistMatrix:
@@ -218,7 +221,7 @@ def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: 
     for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):
         (a, b, c) = (_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes))
         parts[0].local[...], parts[1].local[...] = A.local[a], B.local[b]
-        work.product(alpha, X, Y, 0, Z)
+        work.product(alpha, X, Y, 0, Z, **plan.request._asdict())
         C.local[c] = parts[2].local
 
 

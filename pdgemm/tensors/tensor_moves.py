@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
 from typing import TypeVar
 
 from pdgemm.algorithms.indexing.selection import copy_pairs
-from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import device as devices
@@ -16,6 +14,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.schedules.exchanges.tensor_exchange import (
     NO_PAIRS,
+    Pairs,
     index_products,
     matrix_to_read,
     spread_layout,
@@ -30,7 +29,7 @@ Tensor = TypeVar("Tensor", bound=TensorBase)
 def in_layout(
     T: Tensor,
     target: TensorLayout,
-    pairs: Mapping[int, IndexPairs] = NO_PAIRS,
+    pairs: Pairs = NO_PAIRS,
     name: str = "move",
     memory_limit: int | None = None,
 ) -> Tensor:

@@ -10,7 +10,7 @@ No MPI, no data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError
-from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
@@ -29,14 +28,16 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.timing import consecutive, exchange_seconds, fastest_exchange, sample
 from pdgemm.planning.planner import candidates
 from pdgemm.planning.problem import AlgorithmRequest
+from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.program import Stage
 from pdgemm.planning.question import Question
 from pdgemm.planning.tensors.expression import Labels
 from pdgemm.planning.tensors.tensor_layouts import default_layout, grids_of
 from pdgemm.schedules.exchanges.exchange import Selection
-from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, plan_move, spread_layout, stays_in_place
+from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, plan_move, spread_layout, stays_in_place
 from pdgemm.schedules.formulas import lower_bound
 
+ANY_ALGORITHM = AlgorithmRequest("auto", None, None)
 PRODUCT, STACK, LOOP, ELEMENTWISE = "product", "stack", "loop", "elementwise"
 
 
@@ -89,7 +90,7 @@ class Resources(NamedTuple):
         return self.rank_map or tuple(range(self.size))
 
     def move(
-        self, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Mapping[int, IndexPairs] = NO_PAIRS
+        self, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Pairs = NO_PAIRS
     ) -> Selection | None:
         """Return the exchange of a tensor's move as it would run; None if each rank keeps its elements."""
         if not pairs and stays_in_place(source, target):
@@ -117,7 +118,7 @@ class Way(NamedTuple):
     inner: Labels
     cols: Labels
     batch: Labels = ()
-    request: AlgorithmRequest = AlgorithmRequest("auto", None, None)
+    request: AlgorithmRequest = ANY_ALGORITHM
 
     @property
     def row_labels(self) -> tuple[Labels, Labels, Labels]:
@@ -155,6 +156,12 @@ class Contraction:
         m, n, k = (self.extent(x) for x in (self.chosen.rows, self.chosen.cols, self.chosen.inner))
         return m, n, k
 
+    @property
+    def request(self) -> AlgorithmRequest:
+        """The algorithm and the grid of its products."""
+        plan = next((x for _, x in self.stages if isinstance(x, ProductPlan)), None)
+        return AlgorithmRequest(plan.algorithm, plan.shape[:2], plan.shape[2]) if plan else ANY_ALGORITHM
+
     @cached_property
     def words(self) -> int:
         """The words that the busiest rank of `sample` receives."""
@@ -167,15 +174,18 @@ class Contraction:
 
 
 @lru_cache(maxsize=512)
-def contraction(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources) -> Contraction:
+def contraction(
+    pair: Pair, a: TensorValue, b: TensorValue, resources: Resources, out: TensorLayout | None = None
+) -> Contraction:
     """Return the contraction with the least predicted seconds.
 
+    out : the layout that the result must have at the end; None: any.
     Raises MemoryLimitError where no candidate fits the memory limit.
     """
     possible = list[Contraction]()
-    for candidate in _candidates(pair, a, b, resources):
+    for candidate in _candidates(pair, a, b, resources, out):
         with suppress(ArgumentError):  # a product that this number of ranks cannot compute
-            possible.append(_evaluated(pair, a, b, candidate, resources))
+            possible.append(_evaluated(pair, a, b, candidate, resources, out))
     limit = resources.memory_limit
     fitting = [x for x in possible if limit is None or x.extra_bytes <= limit]
     if not fitting:
@@ -184,9 +194,11 @@ def contraction(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources
     return min(fitting, key=lambda x: (resources.fewest_words * x.words, x.seconds))
 
 
-def _candidates(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources) -> Iterator[Way]:
+def _candidates(
+    pair: Pair, a: TensorValue, b: TensorValue, resources: Resources, out: TensorLayout | None
+) -> Iterator[Way]:
     """Yield the ways to contract two tensors."""
-    extent, ranks = dict(zip(pair.a + pair.b, a.layout.shape + b.layout.shape)), resources.size
+    extent, ranks = dict(zip(pair.a + pair.b, a.layout.shape + b.layout.shape)), len(resources.ranks)
     batch, rows, inner, cols = (
         tuple(sorted(labels, key=lambda x: -extent[x]))
         for labels in (pair.batch, pair.only(pair.a), pair.summed, pair.only(pair.b))
@@ -199,7 +211,8 @@ def _candidates(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources
         return TensorLayout.even([extent[x] for x in labels], rows, cols, grid, resources.ranks[: prod(grid)])
 
     if not inner and not (rows and cols):
-        yield Way(ELEMENTWISE, a.layout, b.layout, _spread(pair, a, b, extent, resources), rows, inner, cols, batch)
+        C = out or _spread(pair, a, b, extent, resources)
+        yield Way(ELEMENTWISE, a.layout, b.layout, C, rows, inner, cols, batch)
         return
     if batch:
         line = [layout(*x, (ranks, 1)) for x in (
@@ -209,9 +222,15 @@ def _candidates(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources
         if not rows and not cols:
             return
     kept = [
-        None if batch else _groups_of(labels, x, *groups)
-        for labels, x, *groups in ((pair.a, a, rows, inner), (pair.b, b, inner, cols))
+        None if batch or x is None else _groups_of(labels, x, *groups)
+        for labels, x, *groups in (
+            (pair.a, None if a.free else a.layout, rows, inner),
+            (pair.b, None if b.free else b.layout, inner, cols),
+            (pair.c, out, rows, cols),
+        )
     ]
+    of_c = kept.pop()
+    rows, cols = of_c or (rows, cols)
     m, n = (prod(extent[x] for x in labels) for labels in (rows, cols))
     for order in dict.fromkeys([*(x[1 - at] for at, x in enumerate(kept) if x), inner]):
         left, right = (x if x and x[1 - at] == order else None for at, x in enumerate(kept))
@@ -221,14 +240,20 @@ def _candidates(pair: Pair, a: TensorValue, b: TensorValue, resources: Resources
         choices = [
             [layout(labels, *_with_batch(batch, x, y), grid) for (labels, x, y), grid in zip(sides, on)] for on in grids
         ]
+        requests = [(x, ANY_ALGORITHM) for x in choices]
         if not batch and not (left and right):
-            ideal = list(_ideal(extent, sides, resources))
-        else:
-            ideal = []
-        anyhow = AlgorithmRequest("auto", None, None)
-        for new, request in [*((x, anyhow) for x in choices), *ideal]:
-            A, B = a.layout if left else new[0], b.layout if right else new[1]
-            yield Way(LOOP if batch else PRODUCT, A, B, new[2], down, order, across, batch, request)
+            requests += _ideal(extent, sides, resources)
+        ways = (
+            Way(
+                LOOP if batch else PRODUCT,
+                a.layout if left else new[0],
+                b.layout if right else new[1],
+                out if out and of_c == (down, across) else new[2],
+                *(down, order, across, batch, request),
+            )
+            for new, request in requests
+        )
+        yield from dict.fromkeys(ways)
 
 
 def _ideal(
@@ -242,7 +267,7 @@ def _ideal(
     if not m * n * k or resources.ranks != tuple(range(resources.size)):
         return
     question = Question(m, n, k, resources.size, layouts=IDEAL, machine=resources.machine)
-    plans = {AlgorithmRequest("auto", None, None): question.plan()}
+    plans = {ANY_ALGORITHM: question.plan()}
     if resources.fewest_words:
         plan = min(
             candidates(question.problem),
@@ -266,11 +291,11 @@ def _with_batch(batch: Labels, rows: Labels, cols: Labels) -> tuple[Labels, Labe
     return (rows + batch, cols) if rows else (rows, cols + batch)
 
 
-def _groups_of(labels: Labels, x: TensorValue, rows: Labels, cols: Labels) -> tuple[Labels, Labels] | None:
-    """Return the labels of the rows and columns of an operand's matrix, or its transpose, if these are its groups."""
-    held = [tuple(labels[axis] for axis in axes) for axes in (x.layout.rows, x.layout.cols)]
+def _groups_of(labels: Labels, layout: TensorLayout, rows: Labels, cols: Labels) -> tuple[Labels, Labels] | None:
+    """Return the labels of the rows and columns of a tensor's matrix, or its transpose, if these are its groups."""
+    held = [tuple(labels[axis] for axis in axes) for axes in (layout.rows, layout.cols)]
     for down, across in (held, held[::-1]):
-        if not x.free and (set(down), set(across)) == (set(rows), set(cols)):
+        if (set(down), set(across)) == (set(rows), set(cols)):
             return down, across
     return None
 
@@ -283,47 +308,58 @@ def _spread(pair: Pair, a: TensorValue, b: TensorValue, extent: dict[str, int], 
     return default_layout(tuple(extent[x] for x in pair.c), len(resources.ranks), None, resources.ranks)
 
 
-def _evaluated(pair: Pair, a: TensorValue, b: TensorValue, chosen: Way, resources: Resources) -> Contraction:
+def _evaluated(
+    pair: Pair, a: TensorValue, b: TensorValue, chosen: Way, resources: Resources, out: TensorLayout | None
+) -> Contraction:
     """Return a candidate with its stages and its cost."""
-    machine, dtype = resources.machine, dtypes.product(a.dtype, b.dtype)
-    stages, seconds, extra = list[tuple[str, Stage]](), machine.call_overhead, chosen.C.of(dtype).local_bytes(None)
+    dtype = dtypes.product(a.dtype, b.dtype)
+    costs = _Costs(resources, chosen.C.of(dtype).local_bytes(None))
     for name, labels, x, target in (("A", pair.a, a, chosen.A), ("B", pair.b, b, chosen.B)):
         source, pairs = x.layout, NO_PAIRS
         if chosen.way == ELEMENTWISE:
             source = aligned_layout(x.layout, labels, pair.c)
             target, pairs = spread_layout(source, chosen.C)
-        if not x.free and (move := resources.move(source, target, x.dtype, pairs)):
-            stages.append((name, move))
-            read = move.source.local_bytes(None)
-            seconds += max(exchange_seconds(move, machine, rank) for rank in sample(resources.size))
-            seconds += read / machine.copy_bandwidth
-            extra += read + target.of(x.dtype).local_bytes(None) + move.extra_bytes(None)
-    contracted = Contraction(pair, chosen, resources.size, tuple(stages), seconds, extra)
-    mnk, items = contracted.mnk, contracted.extent(chosen.batch)
-    if not prod(mnk) * items or chosen.way == ELEMENTWISE:
-        return contracted
+        if not x.free:
+            costs.move(name, source, target, x.dtype, pairs)
+    plain = Contraction(pair, chosen, resources.size, (), 0.0, 0)
+    mnk, items, machine = plain.mnk, plain.extent(chosen.batch), resources.machine
     if chosen.way == STACK:
         most = chosen.C.local_shape((chosen.C.first[0].source, 0))
         share = prod(n for label, n in zip(pair.c, most) if label in chosen.batch)
-        return replace(contracted, seconds=seconds + share * machine.multiply(dtype, mnk, mnk))
-    layouts: Any = tuple(
-        _of_product(labels, layout, type_, rows, chosen.batch)
-        for labels, layout, type_, rows in (
-            (pair.a, chosen.A, a.dtype, chosen.rows),
-            (pair.b, chosen.B, b.dtype, chosen.inner),
-            (pair.c, chosen.C, dtype, chosen.rows),
-        )
-    )
-    m, n, k = mnk
-    algorithm, shape, layers = chosen.request
-    how: Any = {"algorithm": algorithm, "shape": shape, "layers": layers, "machine": machine}
-    plan = Question(m, n, k, resources.size, dtype, layouts, **how).plan()
-    return replace(
-        contracted,
-        stages=(*stages, *[("C", plan)] * items),
-        seconds=seconds + items * plan.seconds,
-        extra_bytes=extra + plan.extra_bytes(None),
-    )
+        costs.seconds += share * machine.multiply(dtype, mnk, mnk)
+    elif chosen.way != ELEMENTWISE and prod(mnk) * items:
+        sides = zip(pair, (chosen.A, chosen.B, chosen.C), (a.dtype, b.dtype, dtype), chosen.row_labels)
+        layouts: Any = tuple(_of_product(*side, chosen.batch) for side in sides)
+        algorithm, shape, layers = chosen.request
+        how: Any = {"algorithm": algorithm, "shape": shape, "layers": layers, "machine": machine}
+        m, n, k = mnk
+        plan = Question(m, n, k, resources.size, dtype, layouts, **how).plan()
+        costs.stages += [("C", plan)] * items
+        costs.seconds += items * plan.seconds
+        costs.extra_bytes += plan.extra_bytes(None)
+    if out:
+        costs.move("C", chosen.C, out, dtype)
+    return replace(plain, stages=tuple(costs.stages), seconds=costs.seconds, extra_bytes=costs.extra_bytes)
+
+
+class _Costs:
+    """The stages of a candidate, their predicted time and the bytes that a rank needs, while they are added."""
+
+    def __init__(self, resources: Resources, extra_bytes: int) -> None:
+        self.resources, self.stages = resources, list[tuple[str, Stage]]()
+        self.seconds, self.extra_bytes = resources.machine.call_overhead, extra_bytes
+
+    def move(
+        self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Pairs = NO_PAIRS
+    ) -> None:
+        """Add the move of a tensor: a local copy in the order of the target, and the exchange."""
+        if move := self.resources.move(source, target, dtype, pairs):
+            self.stages.append((name, move))
+            copied = move.source.local_bytes(None)
+            ranks = sample(self.resources.size)
+            self.seconds += max(exchange_seconds(move, self.resources.machine, rank) for rank in ranks)
+            self.seconds += copied / self.resources.machine.copy_bandwidth
+            self.extra_bytes += copied + move.target.local_bytes(None) + move.extra_bytes(None)
 
 
 def aligned_layout(layout: TensorLayout, labels: Labels, others: Labels) -> TensorLayout:

@@ -86,6 +86,11 @@ class EinsumPlan:
         return sum(of_steps) * self.expression.size(self.slices)
 
     @property
+    def contractions(self) -> int:
+        """The number of contractions, those of all slices included."""
+        return sum(isinstance(x, Joint) for x in self.steps) * self.expression.size(self.slices)
+
+    @property
     def layouts(self) -> tuple[TensorLayout, ...]:
         """The layouts of the operands."""
         return tuple(x.layout for x in self.operands)
@@ -111,8 +116,14 @@ class EinsumPlan:
 class _Draft:
     """The tensors and the stages of a plan while its steps are added."""
 
-    def __init__(self, expression: Expression, operands: Sequence[TensorValue], resources: Resources) -> None:
-        self.expression, self.resources = expression, resources
+    def __init__(
+        self,
+        expression: Expression,
+        operands: Sequence[TensorValue],
+        resources: Resources,
+        out: TensorLayout | None = None,
+    ) -> None:
+        self.expression, self.resources, self.out = expression, resources, out
         self.terms = list(zip(expression.inputs, operands))
         self.steps, self.stages, self.most, self.held = list[Single | Joint](), list[tuple[str, Stage]](), 0, 0
         self.chosen = dict[int, TensorLayout]()
@@ -133,8 +144,8 @@ class _Draft:
             target = undivided(source, gone, self.resources.ranks)
         if step.kind == NUMBER:
             self.gather(x)
-        elif move := self.resources.move(source, target, x.dtype):
-            self.stages.append((step.kind, move))
+        else:
+            self.move(step.kind, source, target, x.dtype)
         if step.kind == UNDIVIDE:
             gone = ()
         elif step.kind == SUM:
@@ -143,6 +154,11 @@ class _Draft:
         self.terms[step.at] = left, TensorValue(target.without(gone), x.dtype)
         if target is not x.layout:
             self._hold(self.terms[step.at][1])
+
+    def move(self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype) -> None:
+        """Add the exchange of a move, if ranks do not keep their elements."""
+        if move := self.resources.move(source, target, dtype):
+            self.stages.append((name, move))
 
     def gather(self, x: TensorValue) -> None:
         """Add the gather of a small result on all ranks, if its elements are not all there."""
@@ -156,7 +172,7 @@ class _Draft:
         pair = Pair(of_a, of_b, tuple(x for x in order if x in kept))
         limit = self.resources.memory_limit
         resources = self.resources._replace(memory_limit=None if limit is None else max(0, limit - self.held))
-        joined = contraction(pair, A, B, resources)
+        joined = contraction(pair, A, B, resources, self.out if last else None)
         for at, x, layout in ((a, A, joined.chosen.A), (b, B, joined.chosen.B)):
             if x.free:
                 self.chosen[at] = layout
@@ -167,15 +183,21 @@ class _Draft:
         self._hold(self.terms[-1][1])
 
 
-def plan_of(expression: Expression, operands: tuple[TensorValue, ...], resources: Resources) -> EinsumPlan:
+def plan_of(
+    expression: Expression,
+    operands: tuple[TensorValue, ...],
+    resources: Resources,
+    out: TensorLayout | None = None,
+) -> EinsumPlan:
     """Return the plan of an expression for tensors in these layouts, with slices if the memory limit requires them.
 
+    out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
     slices: Labels = ()
     while True:
         try:
-            return _plan(expression, operands, resources, slices)
+            return _plan(expression, operands, resources, out, slices)
         except MemoryLimitError:
             summed = [x for x, n in expression.extents if x not in expression.output + slices and n > 1]
             if not summed:
@@ -185,10 +207,14 @@ def plan_of(expression: Expression, operands: tuple[TensorValue, ...], resources
 
 @lru_cache(maxsize=256)
 def _plan(
-    expression: Expression, operands: tuple[TensorValue, ...], resources: Resources, slices: Labels
+    expression: Expression,
+    operands: tuple[TensorValue, ...],
+    resources: Resources,
+    out: TensorLayout | None,
+    slices: Labels,
 ) -> EinsumPlan:
     """Return the plan with these slices."""
-    draft = _Draft(expression, operands, resources)
+    draft = _Draft(expression, operands, resources, out)
     for at, labels in enumerate(expression.inputs):
         axes = tuple(axis for axis, x in enumerate(labels) if x in slices)
         if axes and draft.terms[at][1].layout.divided_among(axes):
@@ -206,10 +232,13 @@ def _plan(
     remaining = _add_joints(draft)
     stages = draft.stages[:after] + draft.stages[after:] * expression.size(slices)
     labels, result = draft.terms[remaining]
-    if len(labels) < 2:
-        draft.stages = []
+    draft.stages = []
+    if out and not any(isinstance(x, Joint) for x in draft.steps):
+        there = result.layout.transposed([labels.index(x) for x in expression.output])
+        draft.move("C", there, out, result.dtype)
+    if len(labels) < 2 and not out:
         draft.gather(result)
-        stages += draft.stages
+    stages += draft.stages
     chosen = tuple(
         x._replace(layout=draft.chosen.get(at, x.layout), free=False) if x.free else x for at, x in enumerate(operands)
     )

@@ -13,7 +13,8 @@ from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
 
-NO_PAIRS: Mapping[int, IndexPairs] = {}
+Pairs = Mapping[int, IndexPairs]  # by axis
+NO_PAIRS: Pairs = {}
 
 
 def matrix_to_read(source: TensorLayout, target: TensorLayout, dtype: np.dtype, conjugated: bool = False) -> Layout:
@@ -36,7 +37,7 @@ def matrix_to_read(source: TensorLayout, target: TensorLayout, dtype: np.dtype, 
 
 
 def index_products(
-    source: TensorLayout, target: TensorLayout, pairs: Mapping[int, IndexPairs] = NO_PAIRS
+    source: TensorLayout, target: TensorLayout, pairs: Pairs = NO_PAIRS
 ) -> tuple[IndexProduct, IndexProduct]:
     """Return the pairs of rows, and of columns, of `matrix_to_read` and of the target's matrix."""
     rows, cols = (
@@ -51,7 +52,7 @@ def plan_move(
     target: TensorLayout,
     dtypes: tuple[np.dtype, np.dtype],
     size: int,
-    pairs: Mapping[int, IndexPairs] = NO_PAIRS,
+    pairs: Pairs = NO_PAIRS,
     conjugated: bool = False,
     shared: bool = False,
     device: str = "",
