@@ -108,7 +108,7 @@ class TensorBase:
         """Return the tensor with its axes in another order, as numpy.transpose: a view.  Local."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
         order = range(self.ndim)[::-1] if order is None or (not axes and self.ndim) else order
-        places = np.lib.array_utils.normalize_axis_tuple(order, self.ndim)
+        places = self.axes_of(order)
         if len(places) != self.ndim:
             raise ArgumentError(f"{self.ndim} axes are transposed, got {shown(axes)}")
         return type(self)(self.unfolding, self.layout.transposed(places))
