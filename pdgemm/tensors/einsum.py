@@ -13,11 +13,12 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction, Resources, TensorValue
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, plan_of
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, plan_of
 from pdgemm.planning.tensors.expression import parsed
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
@@ -69,6 +70,8 @@ def einsum(
             raise LayoutError(f"the plan was made for {plan.expression} and other layouts than those of {expr}")
         resources = Resources(grid.size, machine, memory_limit, grid.members)
         plan = plan or plan_of(expr, values, resources, None if out is None else out.layout)
+        alpha = as_scalar(alpha, plan.result[1].dtype, "alpha")
+        beta = beta if out is None else as_scalar(beta, out.dtype, "beta")
         arguments += [str(plan)]
     work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, beta, out, work)
@@ -93,7 +96,7 @@ def _carried_out(
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
         at = dict(zip(plan.slices, index))
         terms = [
-            x.part({axis: at[y] for axis, y in enumerate(labels) if y in at}) if at else x
+            x.part({axis: min(at[y], x.shape[axis] - 1) for axis, y in enumerate(labels) if y in at}) if at else x
             for x, labels in zip(tensors, plan.expression.inputs)
         ]
         out, beta = _steps(plan, terms, alpha, beta, out, work), 1
@@ -106,9 +109,7 @@ def _steps(
 ) -> DistTensor:
     """Return out := alpha times the result of the steps for one index of the slices + beta out."""
     for step in plan.steps:
-        if isinstance(step, Single) and step.kind == NUMBER:
-            alpha = alpha * terms[step.at].allgather()[()]
-        elif isinstance(step, Single):
+        if isinstance(step, Single):
             terms[step.at] = _single(step, terms[step.at], work)
         else:
             last = len(terms) == plan.remaining
@@ -134,6 +135,8 @@ def _single(step: Single, x: DistTensor, work: Work) -> DistTensor:
     if step.kind == SUM:
         y = x.sum(step.axes, keepdims=True)
         work.did(y)
+        if y.dtype != x.dtype and all(x.shape[axis] == 1 for axis in step.axes):  # no sum of integers
+            y = y.with_elements(y.layout, x.dtype, lambda: y.local)
         return DistTensor(y.unfolding, y.layout.without(step.axes))
     gone = step.axes[step.kind == DIAGONAL :]
     y = _moved(x, undivided(x.layout, gone, x.grid.members), work)

@@ -51,7 +51,9 @@ def in_layout(
     with (agreement := together(grid.comm)) as arguments:
         arguments += [name, str(T.layout), str(target), T.dtype]
         ordered = T.local.transpose(target.rows + target.cols)
-        in_place, shape = bool(ordered.flags.c_contiguous), layout.distribution.local_shape(here.coords)
+        # elements that other ranks of the node cannot read are copied to where they can
+        in_place = bool(ordered.flags.c_contiguous) and (X.shared or not grid.shares_memory)
+        shape = layout.distribution.local_shape(here.coords)
         local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
         if not stays:
             local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))

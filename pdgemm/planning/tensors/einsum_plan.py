@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.errors import ArgumentError, DTypeError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
@@ -22,14 +22,14 @@ from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layou
 from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
 
-DIAGONAL, SUM, NUMBER, UNDIVIDE = "diagonal", "sum", "number", "undivide"  # steps on one tensor
+DIAGONAL, SUM, UNDIVIDE = "diagonal", "sum", "undivide"  # steps on one tensor
 
 
 class Single(NamedTuple):
     """A step on one tensor.
 
     kind   : "diagonal": the elements with equal indices along `axes`, of which the first is kept; "sum" over `axes`;
-             "number": a tensor without axes, by which the result is multiplied; "undivide": a move to `target`.
+             "undivide": a move to `target`.
     at     : the position of the tensor in the list of tensors.
     """
 
@@ -142,16 +142,16 @@ class _Draft:
         gone = step.axes[step.kind == DIAGONAL :]
         if target is None:
             target = undivided(source, gone, self.resources.ranks)
-        if step.kind == NUMBER:
-            self.gather(x)
-        else:
-            self.move(step.kind, source, target, x.dtype)
+        dtype = x.dtype
+        if step.kind == SUM and any(x.layout.shape[axis] != 1 for axis in gone):
+            dtype = np.sum(np.ones(1, dtype)).dtype
+        self.move(step.kind, source, target, dtypes.TYPE[dtype].sums_dtype if step.kind == SUM else dtype)
         if step.kind == UNDIVIDE:
             gone = ()
         elif step.kind == SUM:
             target = partial_layout(target, gone)
         left = tuple(y for axis, y in enumerate(labels) if axis not in gone)
-        self.terms[step.at] = left, TensorValue(target.without(gone), x.dtype)
+        self.terms[step.at] = left, TensorValue(target.without(gone), dtype)
         if target is not x.layout:
             self._hold(self.terms[step.at][1])
 
@@ -170,6 +170,10 @@ class _Draft:
         (of_a, A), (of_b, B) = (self.terms[x] for x in (a, b))
         order = self.expression.output if last else dict.fromkeys(of_a + of_b)
         pair = Pair(of_a, of_b, tuple(x for x in order if x in kept))
+        for x in (A, B):
+            if not dtypes.TYPE[x.dtype].operand:
+                kinds = f"{pair} of {A.dtype} and {B.dtype}"
+                raise DTypeError(f"einsum {self.expression}: {kinds}, but elements of {x.dtype} are not multiplied")
         limit = self.resources.memory_limit
         resources = self.resources._replace(memory_limit=None if limit is None else max(0, limit - self.held))
         joined = contraction(pair, A, B, resources, self.out if last else None)
@@ -254,31 +258,26 @@ def _plan(
 
 
 def _add_singles(draft: _Draft) -> None:
-    """Add steps after which each tensor has each label once, and only labels of other tensors or of the result."""
+    """Add steps after which each tensor has each label once, and only labels of other tensors or of the result.
+
+    An axis of extent 1 whose label has another extent is dropped.
+    """
+    extent = draft.expression.extent
+    wide = [{x for x, n in zip(labels, value.layout.shape) if n == extent[x]} for labels, value in draft.terms]
     for at, labels in enumerate(draft.expression.inputs):
         for label in [x for x in dict.fromkeys(labels) if labels.count(x) > 1]:
             layout = draft.terms[at][1].layout
             axes = [axis for axis, x in enumerate(draft.terms[at][0]) if x == label]
             draft.single(Single(DIAGONAL, at, tuple(sorted(axes, key=lambda axis: axis not in layout.divided))))
-        others = {*draft.expression.output}.union(*(x for y, x in enumerate(draft.expression.inputs) if y != at))
-        held, x = draft.terms[at]
-        thin = [n == 1 != draft.expression.extent[label] for label, n in zip(held, x.layout.shape)]
-        gone = tuple(axis for axis, label in enumerate(held) if thin[axis] or label not in others)
+        others = {*draft.expression.output}.union(*(x for y, x in enumerate(wide) if y != at))
+        gone = tuple(axis for axis, x in enumerate(draft.terms[at][0]) if x not in wide[at] or x not in others)
         if gone:
             draft.single(Single(SUM, at, gone))
 
 
 def _add_joints(draft: _Draft) -> int:
-    """Add the contractions of pairs, and return the position of the result in the list of tensors.
-
-    Tensors without axes are numbers by which the result is multiplied.
-    """
-    output, left = draft.expression.output, [at for at, (labels, _) in enumerate(draft.terms) if labels]
-    numbers = [at for at, (labels, _) in enumerate(draft.terms) if not labels]
-    if not left:
-        left = [numbers.pop()]
-    for at in numbers:
-        draft.single(Single(NUMBER, at))
+    """Add the contractions of pairs, and return the position of the result in the list of tensors."""
+    output, left = draft.expression.output, list(range(len(draft.terms)))
     for x, y in contraction_order([draft.terms[at][0] for at in left], draft.expression, draft.resources):
         a, b = left[x], left[y]
         left = [at for at in left if at not in (a, b)]
