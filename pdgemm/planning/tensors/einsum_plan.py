@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,6 +94,12 @@ class EinsumPlan:
     def layouts(self) -> tuple[TensorLayout, ...]:
         """The layouts of the operands."""
         return tuple(x.layout for x in self.operands)
+
+    @cached_property
+    def description(self) -> str:
+        """The plan as one line, by which ranks compare their plans: steps, layouts and algorithms."""
+        steps = (f"{x.contraction.pair} {x.contraction.chosen}" if isinstance(x, Joint) else f"{x}" for x in self.steps)
+        return f"{self.expression} {self.operands} {self.slices} {self.before} {'; '.join(steps)}"
 
     def __str__(self) -> str:
         rows = []
@@ -198,14 +204,15 @@ def plan_of(
     out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
-    slices: Labels = ()
+    slices, first = tuple[str, ...](), None
     while True:
         try:
             return _plan(expression, operands, resources, out, slices)
-        except MemoryLimitError:
+        except MemoryLimitError as lacking:
+            first = first or lacking
             summed = [x for x, n in expression.extents if x not in expression.output + slices and n > 1]
             if not summed:
-                raise
+                raise first from None
             slices += (max(summed, key=lambda x: (sum(x in y for y in expression.inputs), expression.extent[x])),)
 
 
