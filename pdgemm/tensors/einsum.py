@@ -236,10 +236,13 @@ def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: 
     ]
     X, Y, Z = (_matrix(*x) for x in zip(parts, left, chosen.row_labels))
     for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):
-        (a, b, c) = (_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes))
-        parts[0].local[...], parts[1].local[...] = A.local[a], B.local[b]
+        keys = [_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes)]
+        for part, x, key in zip(parts[:2], (A, B), keys):
+            if part.local.size:  # an idle rank has no index of the batch
+                part.local[...] = x.local[key]
         work.product(alpha, X, Y, 0, Z, **plan.request._asdict())
-        C.local[c] = parts[2].local
+        if parts[2].local.size:
+            C.local[keys[2]] = parts[2].local
 
 
 def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:
