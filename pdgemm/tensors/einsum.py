@@ -255,13 +255,15 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """Return sums of products over pairs of axes, as numpy.tensordot.  Collective; see `einsum`."""
     known = a if isinstance(a, (DistTensor, DistMatrix)) else b
     with together(known.grid.comm) as arguments:
-        na, nb = np.ndim(a) if not hasattr(a, "ndim") else a.ndim, np.ndim(b) if not hasattr(b, "ndim") else b.ndim
-        if np.ndim(axes) == 0:
-            axes = range(na - int(axes), na), range(int(axes))
+        shapes = [tuple(x.shape) if hasattr(x, "shape") else np.shape(x) for x in (a, b)]
+        na, nb = map(len, shapes)
+        if isinstance(axes, (int, np.integer)):
+            axes = range(na - axes, na), range(axes)
         here, there = (np.lib.array_utils.normalize_axis_tuple(x, n) for x, n in zip(axes, (na, nb)))
         arguments += ["tensordot", here, there]
-        if len(here) != len(there):
-            raise LayoutError(f"tensordot sums over pairs of axes, got {here} and {there}")
+        if [shapes[0][x] for x in here] != [shapes[1][x] for x in there]:
+            ends = f"{here} of shape {shapes[0]} and {there} of shape {shapes[1]}"
+            raise LayoutError(f"tensordot sums over pairs of axes of equal extents, got axes {ends}")
     of_a, of_b = list(range(na)), list(range(na, na + nb))
     for x, y in zip(here, there):
         of_b[y] = of_a[x]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import tiers
 from drawn_tensors import elements, tensor_of
 
 import pdgemm
-from pdgemm import DistTensor
-from pdgemm.errors import DTypeError
+from pdgemm import DistTensor, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 
@@ -232,3 +233,132 @@ def test_drawn_expressions(grids: list[Any]) -> None:
         except Exception as error:
             error.add_note(f"{expression} {arrays[0].dtype} {[x.layout for x in tensors]}")
             raise
+
+
+def test_scalars_and_results_in_place(grids: list[Any]) -> None:
+    for draw, grid, expression, arrays, tensors in drawn_cases(grids, 1500, 2):
+        dtype, of = arrays[0].dtype, reference(expression, arrays)
+        if dtype.kind == "i":
+            continue
+        alpha, beta = draw.choice((1, 2, -0.5)), draw.choice((0, 0, 1, -3))
+        if dtype.kind == "c":
+            alpha *= draw.choice((1, 1 + 1j))
+        before = elements(of[0].shape, dtype, 99)
+        if beta == 0:
+            before = np.full(of[0].shape, np.nan, dtype)  # is not read
+        out = tensor_of(before, grid, draw)
+        assert pdgemm.einsum(expression, *tensors, alpha=alpha, beta=beta, out=out) is out
+        added = np.zeros(()) if beta == 0 else before.astype(of[0].dtype)
+        compare(out, alpha * of[0] + beta * added, abs(alpha) * of[1] + abs(beta * added), of[2] + 4, dtype)
+        assert out.report.counted == out.report.predicted
+        for x, T in zip(arrays, tensors):
+            assert np.array_equal(T.allgather(), x)
+
+
+def test_plans_within_a_memory_limit(grids: list[Any]) -> None:
+    for draw, grid, expression, arrays, tensors in drawn_cases(grids, 600, 3):
+        if arrays[0].dtype.kind == "i":
+            continue
+        machine = machine_of(grid)
+        most = pdgemm.plan_einsum(expression, *tensors, machine=machine).extra_bytes
+        for limit in (most, draw.randint(0, most)):
+            try:
+                plan = pdgemm.plan_einsum(expression, *tensors, machine=machine, memory_limit=limit)
+            except MemoryLimitError:
+                assert limit < most
+                with pytest.raises(MemoryLimitError, match="is too small for"):
+                    pdgemm.einsum(expression, *tensors, memory_limit=limit)
+            else:
+                assert plan.extra_bytes <= limit
+                checked(expression, arrays, tensors, grid, memory_limit=limit)
+
+
+@pytest.mark.on_ranks(4)
+def test_words_on_two_nodes(comm: Any) -> None:
+    comm = comm.Dup()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PDGEMM_RANKS_PER_NODE", "2")
+        with ProcessGrid(comm) as grid:
+            assert grid.ranks_per_node == 2
+            for _, _, expression, arrays, tensors in drawn_cases([grid], 3000, 4):
+                checked(expression, arrays, tensors, grid)
+    comm.Free()
+
+
+@pytest.mark.on_ranks(2, 3)
+def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: list[Any]) -> None:
+    for grid in grids:
+        A, B, whole = (DistTensor.from_global(np.ones(x), grid=grid) for x in ((2, 3), (3, 4), (2, 2)))
+        ints = DistTensor.from_global(np.ones((3, 3), int), grid=grid)
+
+        calls: dict[str, tuple[type, Any]] = {
+            "einsum ij,kj->ik: index 'j' has the extents 3 and 4": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij,kj->ik", A, B),
+            ),
+            "'ijk' names 3 axes of an operand of": (LayoutError, partial(pdgemm.einsum, "ijk->i", A)),
+            "index 'i' of one operand has the extents 2 and 3": (LayoutError, partial(pdgemm.einsum, "ii->i", A)),
+            "einsum 'ij->x' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij->x", A)),
+            "einsum 'ij,jk->ik' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij,jk->ik", A)),
+            "einsum ij,jk->ik: out is DistTensor": (LayoutError, partial(pdgemm.einsum, "ij,jk->ik", A, B, out=whole)),
+            "but elements of int64 are not multiplied": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", ints, ints)),
+            "alpha = 1j is complex, but the result is float64": (
+                DTypeError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, alpha=1j),
+            ),
+            "beta = 1j is complex, but the result is float64": (
+                DTypeError,
+                partial(pdgemm.einsum, "ij->ij", A, out=A, beta=1j),
+            ),
+            "alpha must be a number, got str": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", A, B, alpha="2")),
+            "memory limit 1 bytes per rank is too small": (
+                MemoryLimitError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, memory_limit=1),
+            ),
+            "called with different arguments": (
+                ArgumentError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, alpha=float(comm.rank)),
+            ),
+            "the plan was made for": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij->ji", A, optimize=pdgemm.plan_einsum("ij->ij", A)),
+            ),
+            "got axes (0, 1) of shape (2, 3) and": (LayoutError, partial(pdgemm.tensordot, A, B, ((0, 1), (0,)))),
+            "got axes (1,) of shape (2, 3) and (0,) of shape (1, 4)": (
+                LayoutError,
+                partial(pdgemm.tensordot, A, np.ones((1, 4)), 1),
+            ),
+            "takes at least one DistTensor": (DTypeError, partial(pdgemm.einsum, "ij->ji", np.ones((2, 3)))),
+        }
+        for message, (kind, wrong) in calls.items():
+            with pytest.raises(kind) as error:
+                wrong()
+            assert message in str(error.value)
+            assert len({*comm.allgather(str(error.value))}) == 1
+
+
+@pytest.mark.on_ranks(2)
+def test_kinds_of_numbers_are_combined_as_in_numpy(comm: Any, grid: Any) -> None:
+    real, complexes = elements((3, 4), "float64"), elements((4, 2), "complex64", 1)
+    number = np.array(2 + 1j)
+    R, X, N = (DistTensor.from_global(x, grid=grid) for x in (real, complexes, number))
+    for expression, mine, arrays in (
+        ("ij,jk->ik", (R, X), (real, complexes)),
+        (",ij->ij", (N, R), (number, real)),
+        ("ij,,jk->ki", (R, N, R.T), (real, number, real.T)),
+        (",->", (N, N), (number, number)),
+    ):
+        result = pdgemm.einsum(expression, *mine)
+        expected = np.einsum(expression, *arrays)
+        assert result.dtype == expected.dtype
+        compare(result, np.asarray(expected), 100.0, 20, np.dtype(expected.dtype))
+
+
+def test_a_plan_is_used_again(grids: list[Any]) -> None:
+    for _, grid, expression, arrays, tensors in drawn_cases(grids, 300, 5):
+        if arrays[0].dtype.kind != "i":
+            plan = pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid))
+            assert plan == pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid))
+            assert expression in str(plan)
+            result = pdgemm.einsum(expression, *tensors, optimize=plan)
+            compare(result, *reference(expression, arrays), arrays[0].dtype)
