@@ -370,7 +370,7 @@ def test_normal_numbers_are_quantiles_of_their_hashes() -> None:
         assert abs(np.count_nonzero(np.abs(x) > bound) - expected_count) < 5 * np.sqrt(expected_count)
 
 
-@pytest.mark.parametrize("shape", [(9, 20, 30, 40), (1, 300, 1, 700), (5,) * 7, (600, 501)])
+@pytest.mark.parametrize("shape", [(9, 20, 30, 40), (1, 600, 1, 700), (5,) * 7, (600, 501)])
 def test_permuted_arrays_are_copied_in_parts(shape: tuple[int, ...]) -> None:
     """All elements are copied, also where the parts at the end are shorter, and from reversed axes."""
     x = np.arange(np.prod(shape)).reshape(shape)
