@@ -48,8 +48,6 @@ _INSTEAD = {
     "numpy.copyto": "A[...] = B",
     "numpy.permute_dims": "A.T",
     "numpy.linalg.multi_dot": "A @ B @ C",
-    "numpy.tensordot": "A @ B",
-    "numpy.einsum": "A @ B, or (A * B).sum(axis)",
     "numpy.argsort": "A[numpy.argsort(A[:, j])], the rows in the order of a column",
     "numpy.unique": "numpy.unique of numpy.sort(A, axis=None).local on each rank",
     "numpy.diff": "A[1:] - A[:-1]",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 import pdgemm
+from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import allclose, concatenate, expand_dims, moveaxis, stack, swapaxes
+from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -38,7 +39,13 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
             return _as_method(name, function, arguments, options)
         if name in _FUNCTIONS:
             return _FUNCTIONS[name](*arguments, **options)
-        raise TypeError(f"{name} is not available for a DistTensor: use .local, .to_global(root) or .allgather()")
+        if name not in _ELEMENTWISE:
+            raise TypeError(f"{name} is not available for a DistTensor: T.matrix(rows, cols) has functions of matrices")
+        if name == "numpy.array_equal" and len({np.shape(x) for x in arguments[:2]}) > 1:
+            return False
+        layout, operands = as_operands(name, arguments, None)
+        result = function(*operands, **options)
+        return type(self)(result, layout)._like(result) if isinstance(result, DistMatrix) else result
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a DistTensor is not one array: use .local, .to_global(root) or .allgather()")
@@ -48,18 +55,6 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __bool__(self) -> bool:
         raise ValueError("a DistTensor has no truth value: compare with numpy.allclose")
-
-    def copy(self) -> Self:
-        """Return a copy in the same layout.  Collective."""
-        return self._like(self.unfolding.copy())
-
-    def astype(self, dtype: Any) -> Self:
-        """Return a copy with elements of another type.  Collective."""
-        return self._like(self.unfolding.astype(dtype))
-
-    def conj(self) -> Self:
-        """Return the complex conjugate, a copy.  Local."""
-        return self._like(self.unfolding.conj())
 
 
 def _as_method(name: str, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
@@ -88,7 +83,7 @@ _NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "tran
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims, allclose)
+    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims)
 } | {
     "numpy.concat": concatenate,
     "numpy.shape": lambda a: a.shape,
@@ -96,6 +91,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "numpy.size": lambda a: a.size,
     "numpy.einsum": lambda *x, **options: pdgemm.einsum(*x, **options),
     "numpy.tensordot": lambda *x, **options: pdgemm.tensordot(*x, **options),
-    "numpy.real": lambda val: val._like(val.unfolding.real),
-    "numpy.imag": lambda val: val._like(val.unfolding.imag),
 }
+# functions of matrices that have one value for each element, or compare all elements
+_ELEMENTWISE = {f"numpy.{name}" for name in ("where", "clip", "round", "around", "isclose", "allclose", "array_equal")}
+_ELEMENTWISE |= {f"numpy.{name}" for name in ("nan_to_num", "real", "imag", "fix", "isneginf", "isposinf")}
+_ELEMENTWISE |= {f"numpy.{name}_like" for name in ("zeros", "ones", "full", "empty")}

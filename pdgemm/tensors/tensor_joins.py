@@ -13,7 +13,6 @@ from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.dtypes import common
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
-from pdgemm.tensors.broadcast_operands import as_operands
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_moves import in_layout
 
@@ -79,9 +78,3 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
 def expand_dims(T: Any, axis: Any) -> Any:
     axes = np.lib.array_utils.normalize_axis_tuple(axis, T.ndim + np.size(axis))
     return T.expanded(sorted(axes))
-
-
-def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Return whether two tensors, or a tensor and an array, are equal within tolerances.  Collective."""
-    _, (A, B) = as_operands("allclose", (a, b))
-    return bool(np.allclose(A, B, rtol, atol, equal_nan))
