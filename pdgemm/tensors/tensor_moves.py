@@ -22,6 +22,7 @@ from pdgemm.schedules.exchanges.tensor_exchange import (
 )
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.transport.block_copy import copy_permuted
 
 Tensor = TypeVar("Tensor", bound=TensorBase)
 
@@ -77,5 +78,5 @@ def spread(T: Tensor, target: TensorLayout) -> Tensor:
 def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:
     """Return a copy of an array with rows contiguous, as a matrix of this shape.  Local."""
     copy = new_array(shape, x.dtype, "C", grid, devices.of(like.stored))
-    copy.reshape(x.shape)[...] = x
+    copy_permuted(x, copy.reshape(x.shape))
     return copy

@@ -163,7 +163,9 @@ class _Draft:
 
     def move(self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype) -> None:
         """Add the exchange of a move, if ranks do not keep their elements."""
-        if move := self.resources.move(source, target, dtype):
+        move, _, nbytes = self.resources.cost_of_move(source, target, dtype)
+        self.most = max(self.most, self.held + nbytes)
+        if move:
             self.stages.append((name, move))
 
     def gather(self, x: TensorValue) -> None:
