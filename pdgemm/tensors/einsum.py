@@ -13,6 +13,8 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import beside
+from pdgemm.local.arrays.elementwise import is_extension, set_broadcast, supported
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
@@ -145,9 +147,12 @@ def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
     n = x.layout.indices(first, x.grid.coords)
 
     def elements() -> Any:
-        y = np.moveaxis(x.local, [first, *others], range(1 + len(others)))
-        y = y[(np.arange(len(n)), *[n] * len(others))]
-        return np.moveaxis(y, 0, first - sum(axis < first for axis in others))
+        y = x.local
+        places = {axis: beside(n, y) for axis in others} | {first: beside(np.arange(len(n)), y)}
+        kept = [axis for axis in range(x.ndim) if axis not in places]
+        y = y.transpose(first, *others, *kept)[tuple(places[axis] for axis in (first, *others))]
+        back = sorted(range(1 + len(kept)), key=(first, *kept).__getitem__)
+        return y.transpose(back)
 
     return x.with_elements(x.layout.without(others), x.dtype, elements)
 
@@ -160,7 +165,9 @@ def _contracted(
     if chosen.way == ELEMENTWISE:
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
-        C = A.with_elements(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
+        wide = np.dtype(np.float32) if is_extension(dtype) else dtype
+        product = lambda: wide.type(alpha) * (a.local.astype(wide) * supported(b.local))  # noqa: E731
+        C = A.with_elements(chosen.C, dtype, product)
         return C if out is None else _added(C, 1, beta, out, work)
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
     empty = 0 in (*plan.mnk, plan.extent(chosen.batch))
@@ -220,9 +227,10 @@ def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: 
     X, Y, Z = (_matrix(*x) for x in zip(parts, left, chosen.row_labels))
     for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):
         (a, b, c) = (_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes))
-        parts[0].local[...], parts[1].local[...] = A.local[a], B.local[b]
+        set_broadcast(parts[0].local, A.local[a])
+        set_broadcast(parts[1].local, B.local[b])
         work.product(alpha, X, Y, 0, Z, **plan.request._asdict())
-        C.local[c] = parts[2].local
+        set_broadcast(C.local[c], parts[2].local)
 
 
 def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:

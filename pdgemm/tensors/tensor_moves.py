@@ -10,6 +10,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.schedules.exchanges.tensor_exchange import (
@@ -75,5 +76,5 @@ def spread(T: Tensor, target: TensorLayout) -> Tensor:
 def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:
     """Return a copy of an array with rows contiguous, as a matrix of this shape.  Local."""
     copy = new_array(shape, x.dtype, "C", grid, devices.of(like.stored))
-    copy.reshape(x.shape)[...] = x
+    set_broadcast(copy.reshape(x.shape), x)
     return copy

@@ -9,6 +9,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import supported
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
@@ -97,5 +98,6 @@ def _fold(name: str, x: Array, axes: tuple[int, ...], dtype: np.dtype) -> Array:
         shape = [1 if at in axes else n for at, n in enumerate(x.shape)]
         ends = (np.iinfo(dtype).max, np.iinfo(dtype).min) if dtype.kind in "iu" else (np.inf, -np.inf)
         return np.full(shape, dtype.kind == "b" and name == "min" if dtype.kind == "b" else ends[name == "max"])
+    x = supported(x)
     wide = {"dtype": np.float32} if name in ("sum", "prod") and dtype.itemsize == 2 and dtype.kind not in "iu" else {}
     return getattr(np, name)(x, axis=axes, keepdims=True, **wide)
