@@ -9,17 +9,16 @@ import numpy as np
 
 from pdgemm.batched import matmul_batched
 from pdgemm.errors import DTypeError, LayoutError
-from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import beside
 from pdgemm.local.arrays.elementwise import is_extension, set_broadcast, supported
+from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction, Resources, TensorValue
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, plan_of
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, machine_of, plan_of
 from pdgemm.planning.tensors.expression import parsed
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
@@ -62,14 +61,14 @@ def einsum(
         arguments += ["einsum", str(expr), *expr.extents, memory_limit, alpha, beta]
         if out is not None and out.shape != tuple(expr.extent[x] for x in expr.output):
             raise LayoutError(f"einsum {expr}: out is {out!r}")
-    tensors = [_as_tensor(x, grid) for x in arrays]
+    tensors = [_as_tensor(x, known[0]) for x in arrays]
     with together(grid.comm) as arguments:
         values = tuple(TensorValue(x.layout, x.dtype) for x in tensors)
-        machine = on_nodes(machine_at_hand(tensors[0].device != devices.HOST), grid.ranks_per_node)
+        check_one_device("einsum", [x.unfolding for x in (*tensors, *([] if out is None else [out]))])
         plan = optimize if isinstance(optimize, EinsumPlan) else None
         if plan and (str(plan.expression), plan.operands) != (str(expr), values):
             raise LayoutError(f"the plan was made for {plan.expression} and other layouts than those of {expr}")
-        resources = Resources(grid.size, machine, memory_limit, grid.members)
+        resources = Resources(grid.size, machine_of(tensors[0]), memory_limit, grid.members)
         plan = plan or plan_of(expr, values, resources, None if out is None else out.layout)
         arguments += [str(plan)]
     work = Work("einsum", memory_limit=memory_limit)
@@ -80,10 +79,11 @@ def einsum(
     return C
 
 
-def _as_tensor(x: Any, grid: ProcessGrid) -> DistTensor:
+def _as_tensor(x: Any, like: DistTensor | DistMatrix) -> DistTensor:
+    """Return a tensor, a matrix or an array as a tensor; an array on the grid and the device of `like`."""
     if isinstance(x, DistMatrix):
         return DistTensor.of_matrix(x, x.shape)
-    return x if isinstance(x, DistTensor) else DistTensor.from_global(np.asarray(x), grid=grid)
+    return x if isinstance(x, DistTensor) else DistTensor.from_global(x, grid=like.grid, device=like.device)
 
 
 def _carried_out(
@@ -165,8 +165,8 @@ def _contracted(
     if chosen.way == ELEMENTWISE:
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
-        wide = np.dtype(np.float32) if is_extension(dtype) else dtype
-        product = lambda: wide.type(alpha) * (a.local.astype(wide) * supported(b.local))  # noqa: E731
+        inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
+        product = lambda: inner.type(alpha) * (a.local.astype(inner) * supported(b.local))  # noqa: E731
         C = A.with_elements(chosen.C, dtype, product)
         return C if out is None else _added(C, 1, beta, out, work)
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))

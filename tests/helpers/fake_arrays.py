@@ -15,7 +15,7 @@ HALF = np.dtype(ml_dtypes.bfloat16)  # bfloat16: only some functions and casts o
 
 
 class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of the simulated device: sliced, transposed, reshaped and broadcast like NumPy's; the host cannot read elements.
+    """An array of the simulated device: a view of it is made as by NumPy; the host cannot read elements.
 
     As in CuPy, NumPy's functions of it are launches.  Only functions of CuPy 14.2, and arguments that it accepts, are
     allowed: an array of the host is not combined with one of the device.
