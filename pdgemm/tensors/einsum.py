@@ -64,7 +64,7 @@ def einsum(
     tensors = [_as_tensor(x, known[0]) for x in arrays]
     with together(grid.comm) as arguments:
         values = tuple(TensorValue(x.layout, x.dtype) for x in tensors)
-        check_one_device("einsum", [x.unfolding for x in (*tensors, *([] if out is None else [out]))])
+        check_one_device(f"einsum {expr}", [x for x in (*tensors, out) if x is not None])
         plan = optimize if isinstance(optimize, EinsumPlan) else None
         if plan and (str(plan.expression), plan.operands) != (str(expr), values):
             raise LayoutError(f"the plan was made for {plan.expression} and other layouts than those of {expr}")

@@ -79,7 +79,8 @@ class TensorBase:
     def local(self) -> Array:
         """This rank's elements, with the axes of the tensor; a view of `unfolding.local`.
 
-        A view, because a reshape that only divides rows and columns never copies, on the host or on a device.
+        A view, because a reshape that only divides rows and columns never copies, on the host or on a device; but of a
+        conjugated matrix, `A.H.tensor(shape)`, it is a copy, as `unfolding.local`.
         Of a tensor without axes, a rank without its number has an array of shape (0, 0).
         """
         elements, coords = self.unfolding.local, self.grid.coords

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 import pdgemm
+from pdgemm.names import DeviceName
 from pdgemm.tensors.broadcast_operands import as_operand, common_shape
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import allclose, concatenate, expand_dims, moveaxis, stack
@@ -60,6 +61,17 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
     def astype(self, dtype: Any) -> Self:
         """Return a copy with elements of another type.  Collective."""
         return self._like(self.unfolding.astype(dtype))
+
+    def to_device(self, device: DeviceName = "cuda") -> Self:
+        """Return a copy in the memory of a device or the host, or the tensor itself if it is there.  Collective.
+
+        Raises DeviceError where the device does not exist, OutOfMemoryError where its memory is full; on every rank.
+        """
+        return self._like(self.unfolding.to_device(device))
+
+    def to_host(self) -> Self:
+        """Return a copy in the memory of the host, or the tensor itself if it is there.  Collective."""
+        return self._like(self.unfolding.to_host())
 
     def conj(self) -> Self:
         """Return the complex conjugate, a copy.  Local."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import LayoutError
+from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.support.agreement import together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
@@ -25,6 +26,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
             raise LayoutError(
                 f"tensors joined along axis {axis} must agree in the other axes, got {[np.shape(x) for x in tensors]}"
             )
+        check_one_device("concatenate", tensors)
         dtype = np.result_type(*(x.dtype for x in tensors))
     kept = first.default_layout([n for x, n in enumerate(first.shape) if x != at])
     parts = [in_layout(x, kept.expanded([at], [x.shape[at]]), name="concatenate") for x in tensors]

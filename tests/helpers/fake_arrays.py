@@ -78,8 +78,11 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def imag(self) -> FakeArray:
-        assert self.dtype.kind == "c"
-        return self._like(self.x.imag)
+        if self.dtype.kind == "c":
+            return self._like(self.x.imag)
+        zeros = self.device.empty(self.shape, self.dtype)
+        zeros[...] = 0
+        return zeros
 
     def __init__(self, x: np.ndarray, device: Any, managed: bool = False) -> None:
         self.x, self.device, self.managed = x, device, managed
