@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 PAGE = 1 << 21  # bytes of a huge page, to which large blocks are aligned
-KEPT = 1 << 26  # most freed bytes whose pages are cached for the next block, because the system is slow to find pages
+KEPT = 1 << 26  # freed bytes whose pages are cached for the next block, because the system is slow to find pages
+_MOST_KEPT, _SHARE = 1 << 28, 16  # in a large memory, this part of it is cached instead, at most 256 MiB
 
 
 class Heap:
@@ -24,7 +25,7 @@ class Heap:
     take : function that fills a part of `memory` with pages of the system; False where the system has too few.  A block
            gets all its pages before it is returned, because a process that writes where no page is free gets SIGBUS.
 
-    The pages of freed blocks return to the system, except the last KEPT bytes.  A finalizer may run at any time: it
+    The pages of freed blocks return to the system, except the last KEPT bytes, or more in a large memory.  A finalizer may run at any time: it
     records the block, and frees the block only if the lock is free.  In a forked process the finalizer does nothing.
     """
 
@@ -93,7 +94,7 @@ class Heap:
             self.used -= end - start
             self._join((start, end))
             self._warm.append((start, end))
-        while _total(self._warm) > KEPT:
+        while _total(self._warm) > max(KEPT, min(_MOST_KEPT, len(self._memory) // _SHARE)):
             self._advise(*self._warm.pop(0), "MADV_REMOVE")
 
     def _join(self, gap: tuple[int, int]) -> None:

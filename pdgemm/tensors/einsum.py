@@ -19,7 +19,7 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction, Resources, TensorValue
 from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, machine_of, plan_of
-from pdgemm.planning.tensors.expression import parsed
+from pdgemm.planning.tensors.expression import Expression, parsed
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.dist_tensor import DistTensor
@@ -56,27 +56,40 @@ def einsum(
     if not known:
         raise DTypeError("einsum takes at least one DistTensor or DistMatrix; numpy.einsum takes arrays")
     grid = known[0].grid
+    plan: EinsumPlan | None = None
     with together(grid.comm) as arguments:
-        expr, arrays = parsed(expression, operands)
+        expr, tensors = parsed(expression, operands)
         arguments += ["einsum", str(expr), *expr.extents, memory_limit, alpha, beta]
         if out is not None and out.shape != tuple(expr.extent[x] for x in expr.output):
             raise LayoutError(f"einsum {expr}: out is {out!r}")
-    tensors = [_as_tensor(x, known[0]) for x in arrays]
-    with together(grid.comm) as arguments:
-        values = tuple(TensorValue(x.layout, x.dtype) for x in tensors)
-        check_one_device(f"einsum {expr}", [x for x in (*tensors, out) if x is not None])
-        plan = optimize if isinstance(optimize, EinsumPlan) else None
-        if plan and (str(plan.expression), plan.operands) != (str(expr), values):
-            raise LayoutError(f"the plan was made for {plan.expression} and other layouts than those of {expr}")
-        resources = Resources(grid.size, machine_of(tensors[0]), memory_limit, grid.members)
-        plan = plan or plan_of(expr, values, resources, None if out is None else out.layout)
-        arguments += [str(plan)]
+        if all(isinstance(x, DistTensor) for x in tensors):  # one agreement is enough
+            plan = _planned(expr, tensors, out, optimize, memory_limit)
+            arguments.append(plan.description)
+    if plan is None:
+        tensors = [_as_tensor(x, known[0]) for x in tensors]
+        with together(grid.comm) as arguments:
+            plan = _planned(expr, tensors, out, optimize, memory_limit)
+            arguments.append(plan.description)
     work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, beta, out, work)
     if C.ndim < 2 and out is None:
         return C.allgather()[()]
     work.reported(C.unfolding, plan.contractions)
     return C
+
+
+def _planned(
+    expr: Expression, tensors: Sequence[DistTensor], out: DistTensor | None, optimize: Any, memory_limit: int | None
+) -> EinsumPlan:
+    """Return the plan of an einsum of tensors.  Raises LayoutError if the caller's plan is another one.  Local."""
+    check_one_device(f"einsum {expr}", [x for x in (*tensors, out) if x is not None])
+    values, grid = tuple(TensorValue(x.layout, x.dtype) for x in tensors), tensors[0].grid
+    if isinstance(optimize, EinsumPlan):
+        if (str(optimize.expression), optimize.operands) != (str(expr), values):
+            raise LayoutError(f"the plan was made for {optimize.expression} and other layouts than those of {expr}")
+        return optimize
+    resources = Resources(grid.size, machine_of(tensors[0]), memory_limit, grid.members)
+    return plan_of(expr, values, resources, None if out is None else out.layout)
 
 
 def _as_tensor(x: Any, like: DistTensor | DistMatrix) -> DistTensor:

@@ -24,7 +24,7 @@ from pdgemm.matrix.argument_checks import check_matrices, check_result, communic
 from pdgemm.matrix.array_functions import fitted, part_of_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array, shared_or_sent
-from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
+from pdgemm.schedules.exchanges.exchange import Selection, plan_selection
 from pdgemm.support.agreement import check_not_freed, described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
@@ -95,10 +95,9 @@ def copy_pairs(
                 raise DTypeError(f"{X.dtype} elements cannot become {Y.dtype}")
             where = devices.of(X.stored)
             ways = transfer_ways(where, X.grid, X.shared, X.mpi_addressable and Y.mpi_addressable)
-            source, target = X.layout_in(grid), Y.layout_in(grid)
-            copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
-            one = Selection(source, target, comm.size, 1, copies_only, *ways, rows=rows, cols=cols)
-            plan = between_nodes(fitted_messages(one, memory_limit), grid, by_nodes, memory_limit)
+            rows, cols = pairs
+            direct = plan_selection(X.layout_in(grid), Y.layout_in(grid), comm.size, (rows, cols), ways, memory_limit)
+            plan = between_nodes(direct, grid, by_nodes, memory_limit)
             check_buffers(plan, memory_limit, X)
             arguments += [name, plan.description]
             workspace = None if grid.draft else ExchangeBuffers(plan, comm.rank, where, grid.memory)

@@ -99,11 +99,10 @@ class Resources(NamedTuple):
         per_node = self.machine.ranks_per_node
         one_node = per_node is None or per_node >= self.size
         gpus, several, links = self.machine.device == CUDA, self.size > 1, self.machine.intra
-        ways: dict[str, Any] = {"shared": several and one_node and (not gpus or IPC.name in links)}
-        if gpus:
-            nccl = several and NCCL.name in (links if one_node else self.machine.inter)
-            ways |= {"device": CUDA, "staged": self.machine.staged and not nccl, "nccl": nccl}
-        direct = plan_move(source, target, (dtype, dtype), self.size, pairs, **ways)
+        nccl = gpus and several and NCCL.name in (links if one_node else self.machine.inter)
+        shared, staged = several and one_node and (not gpus or IPC.name in links), self.machine.staged and not nccl
+        ways = shared, CUDA if gpus else "", staged, nccl
+        direct = plan_move(source, target, (dtype, dtype), self.size, pairs, ways=ways)
         return direct if one_node else fastest_exchange(direct, consecutive(self.size, per_node), self.machine)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +95,12 @@ class EinsumPlan:
     def layouts(self) -> tuple[TensorLayout, ...]:
         """The layouts of the operands."""
         return tuple(x.layout for x in self.operands)
+
+    @cached_property
+    def description(self) -> str:
+        """The plan as one line, by which ranks compare their plans: steps, layouts and algorithms."""
+        steps = (f"{x.contraction.pair} {x.contraction.chosen}" if isinstance(x, Joint) else f"{x}" for x in self.steps)
+        return f"{self.expression} {self.operands} {self.slices} {self.before} {'; '.join(steps)}"
 
     def __str__(self) -> str:
         rows = []

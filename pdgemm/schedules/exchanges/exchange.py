@@ -234,6 +234,23 @@ def plan_exchange(
     return fitted_messages(one, memory_limit)
 
 
+@lru_cache(maxsize=64)
+def plan_selection(
+    source: Layout,
+    target: Layout,
+    size: int,
+    pairs: tuple[IndexPairs | IndexProduct, IndexPairs | IndexProduct],
+    ways: tuple[bool, str, bool, bool] = (False, "", False, False),
+    memory_limit: int | None = None,
+) -> Selection:
+    """Return the exchange of some rows and columns, with messages as in `plan_exchange`.
+
+    pairs : of rows, and of columns.   ways : `shared`, `device`, `staged` and `nccl` of the exchange.
+    """
+    copies_only, (rows, cols) = source.conjugated == target.conjugated, pairs
+    return fitted_messages(Selection(source, target, size, 1, copies_only, *ways, rows=rows, cols=cols), memory_limit)
+
+
 def fitted_messages(one: OfLayouts, memory_limit: int | None = None) -> OfLayouts:
     """Return `one`, whose messages have one element, with messages that are as long as in `plan_exchange`."""
     most = (DEVICE_BYTES if one.device else PACKED_BYTES) // one.source.dtype.itemsize

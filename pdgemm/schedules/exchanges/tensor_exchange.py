@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -11,12 +12,13 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
 from pdgemm.grids.index_map import IndexPairs, IndexProduct
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
-from pdgemm.schedules.exchanges.exchange import Selection, fitted_messages
+from pdgemm.schedules.exchanges.exchange import Selection, plan_selection
 
 Pairs = Mapping[int, IndexPairs]  # by axis
 NO_PAIRS: Pairs = {}
 
 
+@lru_cache(maxsize=256)
 def matrix_to_read(source: TensorLayout, target: TensorLayout, dtype: np.dtype, conjugated: bool = False) -> Layout:
     """Return the layout, with the owners of `source`, of the matrix that enumerates axes as that of `target`.
 
@@ -54,23 +56,16 @@ def plan_move(
     size: int,
     pairs: Pairs = NO_PAIRS,
     conjugated: bool = False,
-    shared: bool = False,
-    device: str = "",
-    staged: bool = False,
-    nccl: bool = False,
-    memory_limit: int | None = None,
+    ways: tuple[bool, str, bool, bool] = (False, "", False, False),
 ) -> Selection:
     """Return the exchange from one layout of a tensor to another one, among `size` ranks.
 
     dtypes : the types of the elements before and after.
     pairs  : for an axis of which only some indices are copied, the pairs of an index before and an index after.
+    ways   : as of `plan_selection`.
     """
-    rows, cols = index_products(source, target, pairs)
-    one = Selection(
-        matrix_to_read(source, target, dtypes[0], conjugated), target.of(dtypes[1]), size, 1, not conjugated,
-        shared, device, staged, nccl, rows=rows, cols=cols,
-    )  # fmt: skip
-    return fitted_messages(one, memory_limit)
+    ends = matrix_to_read(source, target, dtypes[0], conjugated), target.of(dtypes[1])
+    return plan_selection(*ends, size, index_products(source, target, pairs), ways)
 
 
 def spread_layout(source: TensorLayout, target: TensorLayout) -> tuple[TensorLayout, dict[int, IndexPairs]]:
@@ -88,6 +83,7 @@ def spread_layout(source: TensorLayout, target: TensorLayout) -> tuple[TensorLay
     return replace(target, shape=tuple(shape), first=(first[0], first[1])), pairs
 
 
+@lru_cache(maxsize=256)
 def stays_in_place(source: TensorLayout, target: TensorLayout) -> bool:
     """Return whether each rank has the same elements in both layouts, perhaps in another order."""
     layout, matrix = matrix_to_read(source, target, np.dtype(bool)), target.matrix
