@@ -179,7 +179,7 @@ def _contracted(
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
         inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
-        product = lambda: inner.type(alpha) * (a.local.astype(inner) * supported(b.local))  # noqa: E731
+        product = lambda: inner.type(alpha) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
         C = A.with_elements(chosen.C, dtype, product)
         return C if out is None else _added(C, 1, beta, out, work)
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
