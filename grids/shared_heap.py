@@ -25,8 +25,9 @@ class Heap:
     take : function that fills a part of `memory` with pages of the system; False where the system has too few.  A block
            gets all its pages before it is returned, because a process that writes where no page is free gets SIGBUS.
 
-    The pages of freed blocks return to the system, except the last KEPT bytes, or more in a large memory.  A finalizer may run at any time: it
-    records the block, and frees the block only if the lock is free.  In a forked process the finalizer does nothing.
+    The pages of freed blocks return to the system, except the last KEPT bytes, or more in a large memory.  A finalizer
+    may run at any time: it records the block, and frees the block only if the lock is free.  In a forked process the
+    finalizer does nothing.
     """
 
     def __init__(self, memory: Any, take: Callable[[memoryview], bool]) -> None:

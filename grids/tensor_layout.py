@@ -28,7 +28,7 @@ from pdgemm.grids.layout import Layout, transposed_rank_map
 Axes = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorLayout:
     """The owners of the elements of a tensor.
 
@@ -179,6 +179,10 @@ class TensorLayout:
         return (self.shape, self.rows, self.cols, self.grid_shape, self.rank_map) == (
             other.shape, other.rows, other.cols, other.grid_shape, other.rank_map
         ) and all(a.canonical == b.canonical for a, b in zip(self.first, other.first))  # fmt: skip
+
+    def __repr__(self) -> str:
+        ranks = "" if self.rank_map == tuple(range(len(self.rank_map))) else f" of ranks {self.rank_map}"
+        return f"TensorLayout({self}{ranks})"
 
     def __str__(self) -> str:
         groups = (f"({', '.join(map(str, axes))})" for axes in (self.rows, self.cols))

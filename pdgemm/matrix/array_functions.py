@@ -333,6 +333,11 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
     return pdgemm.linalg.lstsq(a, b, rcond=rcond)
 
 
+def _of_tensor(x: Any) -> Any:
+    """Return a tensor of two axes as a matrix, other results unchanged."""
+    return x.matrix([0]) if np.ndim(x) == 2 else x
+
+
 def _axis_of(a: Any, axis: Any) -> int:
     with together(a.grid.comm):
         if axis not in (0, 1, -1, -2):
@@ -345,6 +350,8 @@ _NUMPY += (full_like, dot, inner, outer, vdot, concatenate, take, roll)
 FUNCTIONS: dict[str, Callable[..., Any]] = {f"numpy.{function.__name__}": function for function in _NUMPY}
 FUNCTIONS |= {f"numpy.linalg.{f.__name__}": f for f in (norm, svd, eigh, eigvalsh, qr, lstsq, pinv, matrix_rank)}
 FUNCTIONS |= {
+    "numpy.einsum": lambda *operands, **options: _of_tensor(pdgemm.einsum(*operands, **options)),
+    "numpy.tensordot": lambda a, b, axes=2: _of_tensor(pdgemm.tensordot(a, b, axes)),
     "numpy.linalg.cholesky": lambda a, /, *, upper=False: pdgemm.linalg.cholesky(a, lower=not upper),
     "numpy.linalg.matrix_norm": lambda x, /, *, ord="fro": pdgemm.linalg.norm(x, ord),
     "numpy.round": around,

@@ -48,8 +48,6 @@ _INSTEAD = {
     "numpy.copyto": "A[...] = B",
     "numpy.permute_dims": "A.T",
     "numpy.linalg.multi_dot": "A @ B @ C",
-    "numpy.tensordot": "A @ B",
-    "numpy.einsum": "A @ B, or (A * B).sum(axis)",
     "numpy.argsort": "A[numpy.argsort(A[:, j])], the rows in the order of a column",
     "numpy.unique": "numpy.unique of numpy.sort(A, axis=None).local on each rank",
     "numpy.diff": "A[1:] - A[:-1]",
@@ -123,6 +121,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply an elementwise function to the local arrays, or numpy.matmul as a distributed product."""
+        if any(_decides(x) for x in (*inputs, *options.get("out", ()))):
+            return NotImplemented
         out = options.pop("out", (None,))[0]
         _check_ufunc(ufunc, method, options)
         matrices = [x for x in (*inputs, out) if isinstance(x, NumPyFunctions)]
@@ -163,6 +163,8 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
         self, function: Callable[..., Any], types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
         """Call the distributed function, or NumPy's where shape and dtype suffice; otherwise raise TypeError."""
+        if any(map(_decides, types)):
+            return NotImplemented
         name = f"{function.__module__}.{function.__name__}"
         if name in _METHODS:
             return _as_method(name, function, arguments, options)
@@ -192,6 +194,12 @@ class NumPyFunctions(MatrixBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __bool__(self) -> bool:
         raise ValueError("a DistMatrix has no truth value: compare with allclose")
+
+
+def _decides(x: Any) -> bool:
+    """Return whether an operand, or a type, decides about functions of itself and of matrices, as a DistTensor does."""
+    priority = getattr(x, "__array_priority__", 0)  # of the type numpy.ndarray, not a number
+    return isinstance(priority, (int, float)) and priority > NumPyFunctions.__array_priority__
 
 
 def _product(A: Any, B: Any, out: NumPyFunctions | None, options: dict[str, Any]) -> Any:

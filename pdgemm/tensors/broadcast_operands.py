@@ -36,7 +36,16 @@ def common_shape(name: str, inputs: Sequence[Any], out: Any) -> tuple[int, ...]:
     return shape
 
 
-def as_operand(x: Any, layout: TensorLayout, like: Any) -> Any:
+def as_operands(name: str, inputs: Sequence[Any], out: Any = None) -> tuple[TensorLayout, list[Any]]:
+    """Return the layout of the result of an elementwise function, and the operands in this layout.  Collective."""
+    shape = common_shape(name, inputs, out)
+    tensors = [x for x in (out, *inputs) if isinstance(x, TensorBase)]
+    like = next((x for x in tensors if x.shape == shape), None)
+    layout = like.layout if like is not None else tensors[0].default_layout(shape)
+    return layout, [_as_operand(x, layout, tensors[0]) for x in inputs]
+
+
+def _as_operand(x: Any, layout: TensorLayout, like: Any) -> Any:
     """Return a number unchanged, any other operand as a matrix of this layout to whose shape it is broadcast."""
     if isinstance(x, DistMatrix):
         x = x.tensor(x.shape)

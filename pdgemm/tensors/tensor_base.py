@@ -106,12 +106,50 @@ class TensorBase:
         axes = self.layout.rows + self.layout.cols
         return matrix.reshape([self.shape[x] for x in axes]).transpose(np.argsort(axes) if axes else None)
 
+    # ------------------------------------------------------------------ copies
+    def copy(self) -> Self:
+        """Return a copy in the same layout.  Collective."""
+        return self._like(self.unfolding.copy())
+
+    def astype(self, dtype: Any) -> Self:
+        """Return a copy with elements of another type.  Collective."""
+        return self._like(self.unfolding.astype(dtype))
+
+    def to_device(self, device: DeviceName = "cuda") -> Self:
+        """Return a copy in the memory of a device or the host, or the tensor itself if it is there.  Collective.
+
+        Raises DeviceError where the device does not exist, OutOfMemoryError where its memory is full; on every rank.
+        """
+        return self._like(self.unfolding.to_device(device))
+
+    def to_host(self) -> Self:
+        """Return a copy in the memory of the host, or the tensor itself if it is there.  Collective."""
+        return self._like(self.unfolding.to_host())
+
+    def conj(self) -> Self:
+        """Return the complex conjugate, a copy.  Local."""
+        return self._like(self.unfolding.conj())
+
+    @property
+    def real(self) -> Self:
+        """The real part: a copy, or the elements themselves if they are not complex.  Local."""
+        return self._like(self.unfolding.real)
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary part, a copy.  Local."""
+        return self._like(self.unfolding.imag)
+
+    def fill(self, value: complex) -> None:
+        """Set all elements to a number.  Collective."""
+        self.unfolding.fill(value)
+
     # ------------------------------------------------------------------ views
     def transpose(self, *axes: Any) -> Self:
         """Return the tensor with its axes in another order, as numpy.transpose: a view.  Local."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
         order = range(self.ndim)[::-1] if order is None or (not axes and self.ndim) else order
-        places = np.lib.array_utils.normalize_axis_tuple(order, self.ndim)
+        places = self.axes_of(order)
         if len(places) != self.ndim:
             raise ArgumentError(f"{self.ndim} axes are transposed, got {shown(axes)}")
         return type(self)(self.unfolding, self.layout.transposed(places))
@@ -125,7 +163,7 @@ class TensorBase:
         """Return the tensor with new axes of extent 1 at these places, ascending; a view.  Local."""
         return type(self)(self.unfolding, self.layout.expanded(axes))
 
-    def axes_of(self, axis: Axis) -> tuple[int, ...]:
+    def axes_of(self, axis: Any) -> tuple[int, ...]:
         """Return axes as numbers from 0 on; None: all.  Raises ArgumentError.  Local."""
         try:
             axes = range(self.ndim) if axis is None else np.lib.array_utils.normalize_axis_tuple(axis, self.ndim)

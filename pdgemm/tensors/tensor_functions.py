@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from inspect import signature
+from typing import Any
 
 import numpy as np
 
 import pdgemm
-from pdgemm.names import DeviceName
-from pdgemm.tensors.broadcast_operands import as_operand, common_shape
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.tensors.broadcast_operands import as_operands
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import allclose, concatenate, expand_dims, moveaxis, stack
+from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -25,25 +26,26 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
         if ufunc is np.matmul and method == "__call__":
             return _matmul(*inputs)
         out = options.pop("out", (None,))[0]
-        shape = common_shape(ufunc.__name__, inputs, out)
-        tensors = [x for x in (out, *inputs) if isinstance(x, TensorBase)]
-        like = next((x for x in tensors if x.shape == shape), None)
-        layout = like.layout if like is not None else tensors[0].default_layout(shape)
-        operands = [as_operand(x, layout, tensors[0]) for x in inputs]
-        options |= {"out": (out.unfolding,)} if out is not None else {}
-        result = getattr(ufunc, method)(*operands, **options) if method == "__call__" else NotImplemented
-        if result is NotImplemented:
+        if method != "__call__":
             raise TypeError(f"numpy.{ufunc.__name__}.{method} is not available for a DistTensor")
+        layout, operands = as_operands(ufunc.__name__, inputs, out)
+        options |= {"out": (out.unfolding,)} if out is not None else {}
+        result = ufunc(*operands, **options)
         return out if out is not None else type(self)(result, layout)._like(result)
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
         name = f"{function.__module__}.{function.__name__}"
         if name in _METHODS:
-            first, *others = arguments
-            return getattr(first, _METHODS[name])(*others, **options)
+            return _as_method(name, function, arguments, options)
         if name in _FUNCTIONS:
             return _FUNCTIONS[name](*arguments, **options)
-        raise TypeError(f"{name} is not available for a DistTensor: use .local, .to_global(root) or .allgather()")
+        if name not in _ELEMENTWISE:
+            raise TypeError(f"{name} is not available for a DistTensor: T.matrix(rows, cols) has functions of matrices")
+        if name == "numpy.array_equal" and len({np.shape(x) for x in arguments[:2]}) > 1:
+            return False
+        layout, operands = as_operands(name, arguments, None)
+        result = function(*operands, **options)
+        return type(self)(result, layout)._like(result) if isinstance(result, DistMatrix) else result
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a DistTensor is not one array: use .local, .to_global(root) or .allgather()")
@@ -54,28 +56,17 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise ValueError("a DistTensor has no truth value: compare with numpy.allclose")
 
-    def copy(self) -> Self:
-        """Return a copy in the same layout.  Collective."""
-        return self._like(self.unfolding.copy())
 
-    def astype(self, dtype: Any) -> Self:
-        """Return a copy with elements of another type.  Collective."""
-        return self._like(self.unfolding.astype(dtype))
-
-    def to_device(self, device: DeviceName = "cuda") -> Self:
-        """Return a copy in the memory of a device or the host, or the tensor itself if it is there.  Collective.
-
-        Raises DeviceError where the device does not exist, OutOfMemoryError where its memory is full; on every rank.
-        """
-        return self._like(self.unfolding.to_device(device))
-
-    def to_host(self) -> Self:
-        """Return a copy in the memory of the host, or the tensor itself if it is there.  Collective."""
-        return self._like(self.unfolding.to_host())
-
-    def conj(self) -> Self:
-        """Return the complex conjugate, a copy.  Local."""
-        return self._like(self.unfolding.conj())
+def _as_method(name: str, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
+    """Call the method of a tensor, with NumPy's arguments that do not have their defaults."""
+    known = signature(function)
+    (_, tensor), *others = known.bind(*arguments, **options).arguments.items()
+    method = getattr(tensor, _METHODS[name])
+    takes = signature(method).parameters
+    named = {key: value for key, value in others if value is not known.parameters[key].default}
+    if not isinstance(tensor, TensorBase) or named.keys() - takes.keys():
+        raise TypeError(f"{name} with {', '.join(sorted(named))} is not available for a DistTensor")
+    return method(*named.values()) if any(x.kind is x.VAR_POSITIONAL for x in takes.values()) else method(**named)
 
 
 def _matmul(a: Any, b: Any) -> Any:
@@ -92,15 +83,16 @@ _NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "tran
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, expand_dims, allclose)
+    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims)
 } | {
     "numpy.concat": concatenate,
-    "numpy.swapaxes": lambda a, axis1, axis2: moveaxis(a, (axis1, axis2), (axis2, axis1)),
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,
     "numpy.size": lambda a: a.size,
     "numpy.einsum": lambda *x, **options: pdgemm.einsum(*x, **options),
     "numpy.tensordot": lambda *x, **options: pdgemm.tensordot(*x, **options),
-    "numpy.real": lambda val: val._like(val.unfolding.real),
-    "numpy.imag": lambda val: val._like(val.unfolding.imag),
 }
+# functions of matrices that have one value for each element, or compare all elements
+_ELEMENTWISE = {f"numpy.{name}" for name in ("where", "clip", "round", "around", "isclose", "allclose", "array_equal")}
+_ELEMENTWISE |= {f"numpy.{name}" for name in ("nan_to_num", "real", "imag", "fix", "isneginf", "isposinf")}
+_ELEMENTWISE |= {f"numpy.{name}_like" for name in ("zeros", "ones", "full", "empty")}

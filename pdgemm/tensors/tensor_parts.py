@@ -57,7 +57,7 @@ class TensorParts(TensorBase):
         axis that is divided is indexed by a number, a list or a slice whose step is not 1.  Collective.
         """
         with together(self.grid.comm) as arguments:
-            picks, dropped, new = parsed_key(key, self.shape)
+            picks, dropped, new, first = parsed_key(key, self.shape)
             arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
             apart = [x for x in self.layout.divided if x in dropped or not isinstance(picks.get(x, range(0)), range)]
         shape = [len(picks.get(axis, range(n))) for axis, n in enumerate(self.shape)]
@@ -69,7 +69,10 @@ class TensorParts(TensorBase):
         else:
             part = self._windowed(picks)
         part = type(self)(part.unfolding, part.layout.without(dropped))
-        return whole_if_small(part.expanded(new), self.ndim > 1)
+        part = part.expanded(new)
+        if first:
+            part = part.transpose([first, *range(first), *range(first + 1, part.ndim)])
+        return whole_if_small(part, self.ndim > 1)
 
     def _windowed(self, picks: dict[int, Any]) -> Self:
         """Return a copy of some indices of each axis; those of an axis that is divided follow each other.  Local."""

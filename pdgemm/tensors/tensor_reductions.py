@@ -9,6 +9,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.dtypes import NARROW, TYPE
 from pdgemm.local.arrays.elementwise import supported
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
@@ -24,8 +25,10 @@ class TensorReductions(TensorBase):
     results of each rank are sent once.
     """
 
-    def _reduced(self, name: str, axis: Axis, keepdims: bool) -> Any:
+    def _reduced(self, name: str, axis: Axis, keepdims: bool, rounded: bool = True) -> Any:
         """Return a reduction of some axes: a number or an array of one axis on every rank, otherwise a tensor.
+
+        rounded : whether sums of 16-bit numbers, which are added in float32, are rounded to 16 bits at the end.
 
         Each rank reduces its elements.  Partial results of an axis that is divided are then moved so that a rank has
         all those of some results, which it reduces.
@@ -37,14 +40,14 @@ class TensorReductions(TensorBase):
             if name in ("min", "max") and not prod(self.shape[x] for x in gone):
                 raise ArgumentError(f"{name} of no elements: axis={axis} of a tensor of shape {self.shape}")
             dtype = act(np.ones(1, self.dtype)).dtype
-        part = self._partly(name, gone, dtype)
+        wide = TYPE[dtype].sums_dtype if dtype in NARROW and name in ("sum", "prod") else dtype
+        part = self._partly(name, gone, wide)
         if set(gone) & set(self.layout.divided):
             there = in_layout(part, undivided(part.layout, gone, self.grid.members), name=name)
-            part = there._partly(name, gone, dtype)
+            part = there._partly(name, gone, wide)
             part.unfolding.report = there.unfolding.later_report
-        if keepdims:
-            return part
-        return whole_if_small(type(self)(part.unfolding, part.layout.without(gone)), True)
+        result = part if keepdims else whole_if_small(type(self)(part.unfolding, part.layout.without(gone)), True)
+        return result.astype(dtype) if rounded and wide != dtype else result
 
     def _partly(self, name: str, gone: tuple[int, ...], dtype: np.dtype) -> Self:
         """Return the reductions of each rank's elements: an axis that is divided has one index for each part."""
@@ -77,15 +80,26 @@ class TensorReductions(TensorBase):
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return means over some axes, all by default.  Collective."""
-        total = self.sum(axis, keepdims)
+        mean = self._divided("sum", axis, keepdims, 0)
+        return mean.astype(self.dtype) if self.dtype in NARROW else mean
+
+    def _divided(self, name: str, axis: Axis, keepdims: bool, ddof: float) -> Any:
+        """Return sums over some axes, divided by the number of their elements less `ddof`; of 16 bits in float32.
+
+        name : "sum", or "var" for the sums of |x - mean|^2.
+        """
+        terms = self
+        if name == "var":
+            apart = np.abs(self - self._divided("sum", axis, True, 0))
+            terms = apart * apart
+        total = terms._reduced("sum", axis, keepdims, rounded=False)
         with np.errstate(all="ignore"):
-            return np.true_divide(total, prod(self.shape[x] for x in self.axes_of(axis)))
+            return np.true_divide(total, max(prod(self.shape[x] for x in self.axes_of(axis)) - ddof, 0))
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return variances over some axes, all by default: sums of |x - mean|^2 / (n - ddof).  Collective."""
-        apart = np.abs(self - self.mean(axis, keepdims=True))
-        with np.errstate(all="ignore"):
-            return (apart * apart).sum(axis, keepdims) / max(prod(self.shape[x] for x in self.axes_of(axis)) - ddof, 0)
+        variance = self._divided("var", axis, keepdims, ddof)
+        return variance.astype(self.dtype) if self.dtype in NARROW else variance
 
     def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return standard deviations over some axes, the square roots of `var`.  Collective."""
@@ -97,7 +111,10 @@ def _fold(name: str, x: Array, axes: tuple[int, ...], dtype: np.dtype) -> Array:
     if name in ("min", "max") and not x.size:
         shape = [1 if at in axes else n for at, n in enumerate(x.shape)]
         ends = (np.iinfo(dtype).max, np.iinfo(dtype).min) if dtype.kind in "iu" else (np.inf, -np.inf)
-        return np.full(shape, dtype.kind == "b" and name == "min" if dtype.kind == "b" else ends[name == "max"])
+        end: Any = name == "min" if dtype.kind == "b" else ends[name == "max"]
+        return np.full(
+            shape, complex(end, end) if dtype.kind == "c" else end
+        )  # complex numbers are ordered by both parts
     x = supported(x)
-    wide = {"dtype": np.float32} if name in ("sum", "prod") and dtype.itemsize == 2 and dtype.kind not in "iu" else {}
+    wide = {"dtype": dtype} if name in ("sum", "prod") else {}
     return getattr(np, name)(x, axis=axes, keepdims=True, **wide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd, prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ Pieces = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 def new_shape(shape: Any, present: tuple[int, ...]) -> tuple[int, ...]:
     """Return the extents of a reshaped tensor, of which one may be -1.  Raises LayoutError."""
-    extents, size = [int(x) for x in np.atleast_1d(np.asarray(shape, dtype=object))], prod(present)
+    extents, size = [index(x) for x in np.atleast_1d(np.asarray(shape, dtype=object))], prod(present)
     known = prod(x for x in extents if x >= 0)
     if extents.count(-1) == 1 and known and size % known == 0:
         extents[extents.index(-1)] = size // known
@@ -65,11 +66,15 @@ def reread(layout: TensorLayout, shape: tuple[int, ...], pieces: Pieces) -> Tens
 
 
 def readable(T: Any, shape: tuple[int, ...], pieces: Pieces) -> TensorLayout:
-    """Return a layout of a tensor whose matrix is also one of the reshaped tensor."""
+    """Return a layout of a tensor whose matrix is also one of the reshaped tensor.
+
+    Axes of extent 1 that the reshaped tensor lacks are not divided.
+    """
+    thin, pieces = [x for old, new in pieces if not new for x in old], [x for x in pieces if x[1]]
     sizes = [prod(T.shape[x] for x in old) for old, _ in pieces]
     runs = T.default_layout(sizes)
     rows, cols = (tuple(x for piece in group for x in pieces[piece][0]) for group in (runs.rows, runs.cols))
-    layout = TensorLayout.even(T.shape, rows, cols, runs.grid_shape, runs.rank_map)
+    layout = TensorLayout.even(T.shape, rows, (*cols, *thin), runs.grid_shape, runs.rank_map)
     first = []
     for dim, group in zip(layout.first, (runs.rows, runs.cols)):
         if group and prod(sizes):
@@ -80,15 +85,16 @@ def readable(T: Any, shape: tuple[int, ...], pieces: Pieces) -> TensorLayout:
     return replace(layout, first=(first[0], first[1]))
 
 
-def parsed_key(key: Any, shape: tuple[int, ...]) -> tuple[dict[int, Any], list[int], list[int]]:
-    """Return the indices by axis, the axes that are dropped, and the places of new axes in the result.
+def parsed_key(key: Any, shape: tuple[int, ...]) -> tuple[dict[int, Any], list[int], list[int], int]:
+    """Return the indices by axis, the axes that are dropped, the places of new axes in the result, and an axis of it.
 
-    The indices are a range of step 1, or an array.  Raises KeyIndexError.
+    The indices are a range of step 1, or an array.  The axis of the result becomes its first one: that of a list, if an
+    index stands apart from the list (as in NumPy), or axis 0.  Raises KeyIndexError.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
     taken = sum(x is not None and x is not ... for x in keys)
     if taken > len(shape) or sum(x is ... for x in keys) > 1:
-        raise KeyIndexError(f"{shown(key)} has {taken} indices, the tensor has shape {shape}")
+        raise KeyIndexError(f"a tensor of shape {shape} has {len(shape)} axes and takes one `...`, got {shown(key)}")
     if not any(x is ... for x in keys):
         keys.append(...)
     at = next(at for at, x in enumerate(keys) if x is ...)
@@ -106,6 +112,10 @@ def parsed_key(key: Any, shape: tuple[int, ...]) -> tuple[dict[int, Any], list[i
         if one.dropped or not isinstance(one.indices, range) or len(one.indices) != shape[axis]:
             picks[axis] = one.indices
         axis += 1
-    if sum(isinstance(x, (list, np.ndarray)) and np.ndim(x) > 0 for x in keys) > 1:
+    lists = [at for at, x in enumerate(keys) if isinstance(x, (list, range, np.ndarray)) and np.ndim(x) > 0]
+    if len(lists) > 1:
         raise KeyIndexError("one axis of a tensor may be indexed by a list: T[rows][:, cols] for a second one")
-    return picks, dropped, new
+    both = [at for at, x in enumerate(keys) if at in lists or not (x is None or isinstance(x, slice))]
+    if lists and both[-1] - both[0] >= len(both):
+        return picks, dropped, new, sum(x is None or isinstance(x, slice) for x in keys[: lists[0]])
+    return picks, dropped, new, 0

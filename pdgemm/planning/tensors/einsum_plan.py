@@ -201,14 +201,15 @@ def plan_of(
     out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
-    slices: Labels = ()
+    slices, first = tuple[str, ...](), None
     while True:
         try:
             return _plan(expression, operands, resources, out, slices)
-        except MemoryLimitError:
+        except MemoryLimitError as lacking:
+            first = first or lacking
             summed = [x for x, n in expression.extents if x not in expression.output + slices and n > 1]
             if not summed:
-                raise
+                raise first from None
             slices += (max(summed, key=lambda x: (sum(x in y for y in expression.inputs), expression.extent[x])),)
 
 
