@@ -46,8 +46,10 @@ class TensorReductions(TensorBase):
             there = in_layout(part, undivided(part.layout, gone, self.grid.members), name=name)
             part = there._partly(name, gone, wide)
             part.unfolding.report = there.unfolding.later_report
-        result = part if keepdims else whole_if_small(type(self)(part.unfolding, part.layout.without(gone)), True)
-        return result.astype(dtype) if rounded and wide != dtype else result
+        if rounded and wide != dtype:
+            report, part = part.later_report, part.astype(dtype)
+            part.unfolding.report = report
+        return part if keepdims else whole_if_small(type(self)(part.unfolding, part.layout.without(gone)), True)
 
     def _partly(self, name: str, gone: tuple[int, ...], dtype: np.dtype) -> Self:
         """Return the reductions of each rank's elements: an axis that is divided has one index for each part."""
