@@ -107,7 +107,8 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         if keys and all(isinstance(k, FakeArray) for k in keys):
             assert {k.dtype.kind for k in keys} == {"i"}
             return _evaluated(self.device, "take", lambda x, *places: x[places], (self, *keys), None)
-        assert all(k in (..., None) or isinstance(k, (slice, int, np.integer)) for k in keys), "no indexing by arrays"
+        assert not any(isinstance(k, (list, np.ndarray, FakeArray)) for k in keys), "no indexing by arrays"
+        assert all(k in (..., None) or isinstance(k, (slice, int, np.integer)) for k in keys)
         found = self.x[key]
         assert isinstance(found, np.ndarray), "no reading of elements"
         return self._like(found)
