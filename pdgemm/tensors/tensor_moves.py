@@ -58,7 +58,8 @@ def in_layout(
         local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
         if not stays:
             local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))
-        agreement.flag = not (X.shared if in_place else is_readable(read, here)) or not is_readable(local, there)
+        readable = X.shared if in_place and not X.conjugated else is_readable(read, here)
+        agreement.flag = not readable or not is_readable(local, there)
     shared = not agreement.flag
     result = DistMatrix(local, there, target.matrix, "C", shared=shared)
     if not stays:

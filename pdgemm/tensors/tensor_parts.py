@@ -11,6 +11,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexPairs
+from pdgemm.local.arrays.device import Array, beside
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
 from pdgemm.tensors.tensor_moves import in_layout
@@ -88,9 +89,10 @@ class TensorParts(TensorBase):
                 first[at] = BlockCyclic(shape[axes[0]], max(1, shape[axes[0]]), 1)
         there = replace(layout, shape=tuple(shape), first=(first[0], first[1]))
         return self.with_elements(
-            there, self.dtype, lambda: reduce(lambda x, axis: x[_along(axis, key[axis])], picks, self.local)
+            there, self.dtype, lambda: reduce(lambda x, axis: _taken(x, axis, key[axis]), picks, self.local)
         )
 
 
-def _along(axis: int, key: Any) -> tuple[Any, ...]:
-    return (*[slice(None)] * axis, key)
+def _taken(x: Array, axis: int, key: slice | np.ndarray) -> Array:
+    """Return a slice of an array along an axis, or a copy of the elements with these indices."""
+    return x[(*[slice(None)] * axis, key)] if isinstance(key, slice) else np.take(x, beside(key, x), axis=axis)

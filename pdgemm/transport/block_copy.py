@@ -18,7 +18,7 @@ from pdgemm.grids.index_map import IndexMap, StridedRuns
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.local.arrays.elementwise import CONVERT, Combine
+from pdgemm.local.arrays.elementwise import CONVERT, Combine, set_broadcast
 
 Copy = Callable[[Any, Any], object]  # copy(target, source)
 _TILE = 64  # rows and columns of a tile of a transposing copy: source and target stay in cache
@@ -70,7 +70,7 @@ def copy_permuted(source: Array, target: Array) -> None:
     copied in parts whose lines stay in cache.
     """
     if type(target) is not np.ndarray or target.size < _PART or source.strides[-1] <= _NEARBY:
-        target[...] = source
+        set_broadcast(target, source)
         return
     for key in next(filter(None, (_parts(source, lines) for lines in _LINES)), [()]):
         target[key] = source[key]

@@ -24,7 +24,7 @@ from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.layout_text import IDEAL
-from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.machine import CUDA, Machine
 from pdgemm.planning.machines.timing import consecutive, exchange_seconds, fastest_exchange, sample
 from pdgemm.planning.planner import candidates
 from pdgemm.planning.problem import AlgorithmRequest
@@ -37,6 +37,7 @@ from pdgemm.schedules.exchanges import tensor_exchange
 from pdgemm.schedules.exchanges.exchange import Selection
 from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, plan_move, spread_layout, stays_in_place
 from pdgemm.schedules.formulas import lower_bound
+from pdgemm.schedules.mover_registry import IPC, NCCL
 
 ANY_ALGORITHM = AlgorithmRequest("auto", None, None)
 PRODUCT, STACK, LOOP, ELEMENTWISE = "product", "stack", "loop", "elementwise"
@@ -98,7 +99,11 @@ class Resources(NamedTuple):
             return None
         per_node = self.machine.ranks_per_node
         one_node = per_node is None or per_node >= self.size
-        direct = plan_move(source, target, (dtype, dtype), self.size, pairs, shared=one_node and self.size > 1)
+        gpus, several, links = self.machine.device == CUDA, self.size > 1, self.machine.intra
+        nccl = gpus and several and NCCL.name in (links if one_node else self.machine.inter)
+        shared, staged = several and one_node and (not gpus or IPC.name in links), self.machine.staged and not nccl
+        ways = shared, CUDA if gpus else "", staged, nccl
+        direct = plan_move(source, target, (dtype, dtype), self.size, pairs, ways=ways)
         return direct if one_node else fastest_exchange(direct, consecutive(self.size, per_node), self.machine)
 
     def cost_of_move(

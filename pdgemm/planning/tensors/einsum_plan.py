@@ -11,9 +11,10 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
-from pdgemm.planning.machines.machine import Machine, machine_at_hand
+from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes, with_reach
 from pdgemm.planning.program import Program, Stage
 from pdgemm.planning.tensors.contraction_order import contraction_order
 from pdgemm.planning.tensors.contractions import Contraction, Pair, Resources, TensorValue, contraction
@@ -311,7 +312,10 @@ def plan_einsum(
     operands : DistTensor, or shapes; a tensor of a shape has the layout of `DistTensor.empty`.
     ranks    : number of ranks; by default that of the tensors.   dtype : the type of tensors of shapes.
     free     : the layouts of operands of shapes may be chosen, too: `plan.layouts` has them.
-    machine  : Machine; by default the machine at hand.   memory_limit : bytes per rank beyond the operands.
+    machine  : Machine; by default the machine at hand, for tensors on GPUs one with GPUs, whose links are the ways by
+        which the ranks of their grid reach each other's memory.  The plan is then the one that `einsum` carries out,
+        unless memory of another GPU cannot be mapped.
+    memory_limit : bytes per rank beyond the operands.
     minimize : "time", the predicted time, or "words", the words that the busiest rank receives in each contraction.
 
     Raises ArgumentError, LayoutError or MemoryLimitError.
@@ -329,5 +333,14 @@ def plan_einsum(
     )
     size = tensors[0].grid.size if tensors else len(members)
     fewest = as_name(minimize, "minimize", ("time", "words")) == "words"
-    resources = Resources(size, machine or machine_at_hand(), memory_limit, members, fewest)
-    return plan_of(expr, values, resources)
+    machine = machine or (machine_of(tensors[0]) if tensors else machine_at_hand())
+    return plan_of(expr, values, Resources(size, machine, memory_limit, members, fewest))
+
+
+def machine_of(x: Any) -> Machine:
+    """Return the machine at hand with the nodes of a tensor's grid and, on GPUs, the ways between its ranks.  Local."""
+    device = devices.of(x.unfolding.stored)
+    if device is None:
+        return on_nodes(machine_at_hand(), x.grid.ranks_per_node)
+    reach = device.reach(x.grid)
+    return with_reach(on_nodes(machine_at_hand(True, reach.staged), x.grid.ranks_per_node), reach)
