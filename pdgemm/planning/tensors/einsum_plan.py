@@ -221,9 +221,13 @@ def _plan(
     slices: Labels,
 ) -> EinsumPlan:
     """Return the plan with these slices."""
+    sliced = [tuple(axis for axis, x in enumerate(labels) if x in slices) for labels in expression.inputs]
+    operands = tuple(
+        x._replace(layout=undivided(x.layout, axes, resources.ranks)) if x.free else x
+        for x, axes in zip(operands, sliced)
+    )
     draft = _Draft(expression, operands, resources, out)
-    for at, labels in enumerate(expression.inputs):
-        axes = tuple(axis for axis, x in enumerate(labels) if x in slices)
+    for at, axes in enumerate(sliced):
         if axes and draft.terms[at][1].layout.divided_among(axes):
             draft.single(Single(UNDIVIDE, at, axes, undivided(draft.terms[at][1].layout, axes, resources.ranks)))
     before, after = len(draft.steps), len(draft.stages)
@@ -246,9 +250,11 @@ def _plan(
     if len(labels) < 2 and not out:
         draft.gather(result)
     stages += draft.stages
-    chosen = tuple(
-        x._replace(layout=draft.chosen.get(at, x.layout), free=False) if x.free else x for at, x in enumerate(operands)
-    )
+    chosen = list(operands)
+    for at, (x, axes) in enumerate(zip(operands, sliced)):
+        if x.free and at in draft.chosen:  # the layout of a slice
+            x = x._replace(layout=draft.chosen[at].expanded(axes, [x.layout.shape[axis] for axis in axes]))
+        chosen[at] = x._replace(free=False)
     limit = resources.memory_limit
     if limit is not None and draft.most > limit:
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {expression}: {draft.most} bytes")
@@ -256,7 +262,7 @@ def _plan(
     singles: Any = steps[:before]
     program = Program(tuple(stages), resources.size, resources.machine)
     return EinsumPlan(
-        expression, chosen, singles, slices, steps[before:], (labels, result), remaining, program, draft.most
+        expression, tuple(chosen), singles, slices, steps[before:], (labels, result), remaining, program, draft.most
     )
 
 
@@ -267,12 +273,17 @@ def _add_singles(draft: _Draft) -> None:
             layout = draft.terms[at][1].layout
             axes = [axis for axis, x in enumerate(draft.terms[at][0]) if x == label]
             draft.single(Single(DIAGONAL, at, tuple(sorted(axes, key=lambda axis: axis not in layout.divided))))
-        others = {*draft.expression.output}.union(*(x for y, x in enumerate(draft.expression.inputs) if y != at))
-        held, x = draft.terms[at]
-        thin = [n == 1 != draft.expression.extent[label] for label, n in zip(held, x.layout.shape)]
-        gone = tuple(axis for axis, label in enumerate(held) if thin[axis] or label not in others)
+        others = {*draft.expression.output}.union(*(_wide(draft, y) for y in range(len(draft.terms)) if y != at))
+        kept = others & {*_wide(draft, at)}
+        gone = tuple(axis for axis, label in enumerate(draft.terms[at][0]) if label not in kept)
         if gone:
             draft.single(Single(SUM, at, gone))
+
+
+def _wide(draft: _Draft, at: int) -> Labels:
+    """Return the labels of a tensor along which it is not broadcast."""
+    labels, x = draft.terms[at]
+    return tuple(y for y, n in zip(labels, x.layout.shape) if n == draft.expression.extent[y])
 
 
 def _add_joints(draft: _Draft) -> int:
