@@ -137,7 +137,7 @@ def _each(
     agree(comm, notify.error)
 
 
-def file_checksum(
+def dataset_checksum(
     extents: tuple[int, ...], dtype: np.dtype, get: Transfer, unit: tuple[int, ...], comm: MPI.Intracomm
 ) -> str:
     """Return the checksum of the dataset, which equals that of the matrix or tensor.  Collective."""

@@ -108,7 +108,7 @@ class NewDataset:
         """
         if check and self._nbytes:
             with self.opened(write=False) as transfer:
-                held = boxes.file_checksum(self._extents, self._dtype, transfer, self.unit, self._comm)
+                held = boxes.dataset_checksum(self._extents, self._dtype, transfer, self.unit, self._comm)
             if held != checksum:  # the same on every rank
                 raise FileError(f"{self._path}: {LOST}")
         if self.checksum != checksum:

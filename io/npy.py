@@ -132,7 +132,7 @@ def save(
                 boxes.write(stored, transfer, unit, progress)
         if size and check:
             with dataset_access.opened_by_mpi_io(*array) as transfer:
-                held = boxes.file_checksum(stored.shape, stored.dtype, transfer, unit, comm)
+                held = boxes.dataset_checksum(stored.shape, stored.dtype, transfer, unit, comm)
             if held != boxes.checksum_of(stored):  # the same on every rank
                 raise FileError(f"{path}: {LOST}")
         on_root(comm, path, lambda: check_header(path, file, header, size))

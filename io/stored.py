@@ -290,10 +290,7 @@ def access_unit(dataset: h5py.Dataset) -> tuple[int, ...]:
 
 
 def first_axes(extents: Sequence[int]) -> int:
-    """Return how many of the first axes are the rows of the matrix of a dataset, whose sides are as even as possible.
-
-    The checksum of a dataset is that of this matrix, so that files depend on this number.
-    """
+    """Return how many first axes are the rows of the most even matrix; recorded checksums depend on this number."""
     return min(range(1, len(extents)), key=lambda k: max(prod(extents[:k]), prod(extents[k:])))
 
 

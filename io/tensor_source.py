@@ -24,7 +24,7 @@ from pdgemm.support.text import counted
 from pdgemm.tensors.dist_tensor import DistTensor
 
 
-class Ranges(tuple[tuple[int, int], ...]):
+class IndexRanges(tuple[tuple[int, int], ...]):
     """A range of indices of each axis of a tensor, from the first index to the one after the last."""
 
     __slots__ = ()
@@ -81,7 +81,7 @@ def read_tensor(
     order = -1 if x.by_columns else 1
     of_array = stored.extents[: stored.ndim][::order]
     with together(comm):
-        ranges = Ranges(_ranges(part, of_array, x.place))
+        ranges = IndexRanges(_ranges(part, of_array, x.place))
         shape, shown_part = ranges.shape, None if ranges.shape == of_array else ranges
         carried, collective = x.way(verify, shown_part)
         options = _layout_options(layout)
