@@ -61,7 +61,8 @@ def test_tensors_are_saved_and_loaded_in_all_layouts(
             y = get(file, part=part, dtype="c16", transpose=number % 2 == 1)
             assert np.array_equal(y.allgather(), x[part].T if number % 2 else x[part])
             assert y.report.part is None if x[part].shape == shape else y.report.part.shape == x[part].shape
-    whole = npy.load(there, layout=TensorLayout.even(shape, (1,), (2, 0), (1, comm.size)))
+    npy.save(there, DistTensor.from_global(x := values((3, 11, 5), "f8")))
+    whole = npy.load(there, layout=TensorLayout.even((3, 11, 5), (1,), (2, 0), (1, comm.size)))
     assert whole.layout.cols == (2, 0) and np.array_equal(whole.allgather(), x)
     assert only_file(shared_tmp_path, comm) == ["a.h5", "a.npy"]
 
