@@ -112,7 +112,7 @@ def _carried_out(
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
         at = dict(zip(plan.slices, index))
         terms = [
-            x.part({axis: min(at[y], x.shape[axis] - 1) for axis, y in enumerate(labels) if y in at}) if at else x
+            x.part({axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}) if at else x
             for x, labels in zip(tensors, plan.expression.inputs)
         ]
         out, beta = _steps(plan, terms, alpha, beta, out, work), 1

@@ -228,9 +228,13 @@ def _plan(
     slices: Labels,
 ) -> EinsumPlan:
     """Return the plan with these slices."""
+    sliced = [tuple(axis for axis, x in enumerate(labels) if x in slices) for labels in expression.inputs]
+    operands = tuple(
+        x._replace(layout=undivided(x.layout, axes, resources.ranks)) if x.free else x
+        for x, axes in zip(operands, sliced)
+    )
     draft = _Draft(expression, operands, resources, out)
-    for at, labels in enumerate(expression.inputs):
-        axes = tuple(axis for axis, x in enumerate(labels) if x in slices)
+    for at, axes in enumerate(sliced):
         if axes and draft.terms[at][1].layout.divided_among(axes):
             draft.single(Single(UNDIVIDE, at, axes, undivided(draft.terms[at][1].layout, axes, resources.ranks)))
     before, after = len(draft.steps), len(draft.stages)
@@ -253,9 +257,11 @@ def _plan(
     if len(labels) < 2 and not out:
         draft.gather(result)
     stages += draft.stages
-    chosen = tuple(
-        x._replace(layout=draft.chosen.get(at, x.layout), free=False) if x.free else x for at, x in enumerate(operands)
-    )
+    chosen = list(operands)
+    for at, (x, axes) in enumerate(zip(operands, sliced)):
+        if x.free and at in draft.chosen:  # the layout of a slice
+            x = x._replace(layout=draft.chosen[at].expanded(axes, [x.layout.shape[axis] for axis in axes]))
+        chosen[at] = x._replace(free=False)
     limit = resources.memory_limit
     if limit is not None and draft.most > limit:
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {expression}: {draft.most} bytes")
@@ -263,7 +269,7 @@ def _plan(
     singles: Any = steps[:before]
     program = Program(tuple(stages), resources.size, resources.machine)
     return EinsumPlan(
-        expression, chosen, singles, slices, steps[before:], (labels, result), remaining, program, draft.most
+        expression, tuple(chosen), singles, slices, steps[before:], (labels, result), remaining, program, draft.most
     )
 
 
