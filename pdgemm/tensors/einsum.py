@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.batched import matmul_batched
-from pdgemm.errors import DTypeError, LayoutError
+from pdgemm.errors import LayoutError
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -42,7 +42,7 @@ def einsum(
 
     expression : as for numpy.einsum: a letter for each axis, repeated letters, "..." and an implicit result included;
         or operands and lists of axis numbers in turns.
-    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank.
+    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays alone numpy.einsum's result.
     out        : DistTensor of the shape of the result, overwritten, not read if beta is 0.   None: a new tensor.
     optimize   : the plan of `plan_einsum` for tensors of these layouts; otherwise a plan is made, and kept for the next
         call with such tensors.
@@ -53,9 +53,9 @@ def einsum(
     Cost: that of the plan.  Error: that of the products, see `pdgemm`.
     Raises ArgumentError, LayoutError, DTypeError, MemoryLimitError, on every rank; messages name the expression.
     """
-    known = [x for x in (expression, *operands) if isinstance(x, (DistTensor, DistMatrix))]
-    if not known:
-        raise DTypeError("einsum takes at least one DistTensor or DistMatrix; numpy.einsum takes arrays")
+    known = [x for x in (out, expression, *operands) if isinstance(x, (DistTensor, DistMatrix))]
+    if not known:  # opt_einsum contracts intermediate results of one axis, which are arrays
+        return alpha * np.einsum(expression, *operands, optimize=True)
     grid = known[0].grid
     plan: EinsumPlan | None = None
     with together(grid.comm) as arguments:
@@ -261,6 +261,8 @@ def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, .
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """Return sums of products over pairs of axes, as numpy.tensordot.  Collective; see `einsum`."""
     known = a if isinstance(a, (DistTensor, DistMatrix)) else b
+    if not isinstance(known, (DistTensor, DistMatrix)):
+        return np.tensordot(a, b, axes)
     with together(known.grid.comm) as arguments:
         shapes = [tuple(x.shape) if hasattr(x, "shape") else np.shape(x) for x in (a, b)]
         na, nb = map(len, shapes)

@@ -204,6 +204,7 @@ def plan_of(
 ) -> EinsumPlan:
     """Return the plan of an expression for tensors in these layouts, with slices if the memory limit requires them.
 
+    Slices are added one by one: each time the label whose plan fits and takes the least time, or needs the least memory.
     out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
@@ -216,7 +217,9 @@ def plan_of(
             summed = [x for x, n in expression.extents if x not in expression.output + slices and n > 1]
             if not summed:
                 raise first from None
-            slices += (max(summed, key=lambda x: (sum(x in y for y in expression.inputs), expression.extent[x])),)
+            unlimited, least = resources._replace(memory_limit=None), resources.memory_limit or 0
+            possible = [_plan(expression, operands, unlimited, out, (*slices, x)) for x in summed]
+            slices = min(possible, key=lambda x: (max(x.extra_bytes, least), x.seconds)).slices
 
 
 @lru_cache(maxsize=256)
