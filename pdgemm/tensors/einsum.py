@@ -9,15 +9,17 @@ import numpy as np
 
 from pdgemm.batched import matmul_batched
 from pdgemm.errors import LayoutError
-from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import beside
+from pdgemm.local.arrays.elementwise import is_extension, set_broadcast, supported
+from pdgemm.matrix.argument_checks import as_scalar
+from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction, Resources, TensorValue
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, NUMBER, SUM, EinsumPlan, Single, plan_of
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_of, plan_of
 from pdgemm.planning.tensors.expression import Expression, parsed
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
@@ -40,7 +42,8 @@ def einsum(
 
     expression : as for numpy.einsum: a letter for each axis, repeated letters, "..." and an implicit result included;
         or operands and lists of axis numbers in turns.
-    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays alone numpy.einsum's result.
+    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays only, the result is that of
+        numpy.einsum.
     out        : DistTensor of the shape of the result, overwritten, not read if beta is 0.   None: a new tensor.
     optimize   : the plan of `plan_einsum` for tensors of these layouts; otherwise a plan is made, and kept for the next
         call with such tensors.
@@ -65,10 +68,13 @@ def einsum(
             plan = _planned(expr, tensors, out, optimize, memory_limit)
             arguments.append(plan.description)
     if plan is None:
-        tensors = [_as_tensor(x, grid) for x in tensors]
+        tensors = [_as_tensor(x, known[0]) for x in tensors]
         with together(grid.comm) as arguments:
             plan = _planned(expr, tensors, out, optimize, memory_limit)
             arguments.append(plan.description)
+    # all ranks have the same numbers, and so the same errors
+    alpha = as_scalar(alpha, plan.result[1].dtype, "alpha")
+    beta = beta if out is None else as_scalar(beta, out.dtype, "beta")
     work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, beta, out, work)
     if C.ndim < 2 and out is None:
@@ -81,20 +87,21 @@ def _planned(
     expr: Expression, tensors: Sequence[DistTensor], out: DistTensor | None, optimize: Any, memory_limit: int | None
 ) -> EinsumPlan:
     """Return the plan of an einsum of tensors.  Raises LayoutError if the caller's plan is another one.  Local."""
+    check_one_device(f"einsum {expr}", [x for x in (*tensors, out) if x is not None])
     values, grid = tuple(TensorValue(x.layout, x.dtype) for x in tensors), tensors[0].grid
     if isinstance(optimize, EinsumPlan):
         if (str(optimize.expression), optimize.operands) != (str(expr), values):
             raise LayoutError(f"the plan was made for {optimize.expression} and other layouts than those of {expr}")
         return optimize
-    machine = on_nodes(machine_at_hand(tensors[0].device != devices.HOST), grid.ranks_per_node)
-    resources = Resources(grid.size, machine, memory_limit, grid.members)
+    resources = Resources(grid.size, machine_of(tensors[0]), memory_limit, grid.members)
     return plan_of(expr, values, resources, None if out is None else out.layout)
 
 
-def _as_tensor(x: Any, grid: ProcessGrid) -> DistTensor:
+def _as_tensor(x: Any, like: DistTensor | DistMatrix) -> DistTensor:
+    """Return a tensor, a matrix or an array as a tensor; an array on the grid and the device of `like`."""
     if isinstance(x, DistMatrix):
         return DistTensor.of_matrix(x, x.shape)
-    return x if isinstance(x, DistTensor) else DistTensor.from_global(np.asarray(x), grid=grid)
+    return x if isinstance(x, DistTensor) else DistTensor.from_global(x, grid=like.grid, device=like.device)
 
 
 def _carried_out(
@@ -106,7 +113,7 @@ def _carried_out(
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
         at = dict(zip(plan.slices, index))
         terms = [
-            x.part({axis: at[y] for axis, y in enumerate(labels) if y in at}) if at else x
+            x.part({axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}) if at else x
             for x, labels in zip(tensors, plan.expression.inputs)
         ]
         out, beta = _steps(plan, terms, alpha, beta, out, work), 1
@@ -119,9 +126,7 @@ def _steps(
 ) -> DistTensor:
     """Return out := alpha times the result of the steps for one index of the slices + beta out."""
     for step in plan.steps:
-        if isinstance(step, Single) and step.kind == NUMBER:
-            alpha = alpha * terms[step.at].allgather()[()]
-        elif isinstance(step, Single):
+        if isinstance(step, Single):
             terms[step.at] = _single(step, terms[step.at], work)
         else:
             last = len(terms) == plan.remaining
@@ -147,6 +152,8 @@ def _single(step: Single, x: DistTensor, work: Work) -> DistTensor:
     if step.kind == SUM:
         y = x.sum(step.axes, keepdims=True)
         work.did(y)
+        if y.dtype != x.dtype and all(x.shape[axis] == 1 for axis in step.axes):  # no sum of integers
+            y = y.with_elements(y.layout, x.dtype, lambda: y.local)
         return DistTensor(y.unfolding, y.layout.without(step.axes))
     gone = step.axes[step.kind == DIAGONAL :]
     y = _moved(x, undivided(x.layout, gone, x.grid.members), work)
@@ -158,9 +165,12 @@ def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
     n = x.layout.indices(first, x.grid.coords)
 
     def elements() -> Any:
-        y = np.moveaxis(x.local, [first, *others], range(1 + len(others)))
-        y = y[(np.arange(len(n)), *[n] * len(others))]
-        return np.moveaxis(y, 0, first - sum(axis < first for axis in others))
+        y = x.local
+        places = {axis: beside(n, y) for axis in others} | {first: beside(np.arange(len(n)), y)}
+        kept = [axis for axis in range(x.ndim) if axis not in places]
+        y = y.transpose(first, *others, *kept)[tuple(places[axis] for axis in (first, *others))]
+        back = sorted(range(1 + len(kept)), key=(first, *kept).__getitem__)
+        return y.transpose(back)
 
     return x.with_elements(x.layout.without(others), x.dtype, elements)
 
@@ -173,7 +183,9 @@ def _contracted(
     if chosen.way == ELEMENTWISE:
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
-        C = A.with_elements(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
+        inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
+        product = lambda: inner.type(alpha) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
+        C = A.with_elements(chosen.C, dtype, product)
         return C if out is None else _added(C, 1, beta, out, work)
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
     empty = 0 in (*plan.mnk, plan.extent(chosen.batch))
@@ -232,10 +244,13 @@ def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: 
     ]
     X, Y, Z = (_matrix(*x) for x in zip(parts, left, chosen.row_labels))
     for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):
-        (a, b, c) = (_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes))
-        parts[0].local[...], parts[1].local[...] = A.local[a], B.local[b]
+        keys = [_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes)]
+        for part, x, key in zip(parts[:2], (A, B), keys):
+            if part.local.size:  # an idle rank has no index of the batch
+                set_broadcast(part.local, x.local[key])
         work.product(alpha, X, Y, 0, Z, **plan.request._asdict())
-        C.local[c] = parts[2].local
+        if parts[2].local.size:
+            set_broadcast(C.local[keys[2]], parts[2].local)
 
 
 def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:
@@ -250,13 +265,15 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     if not isinstance(known, (DistTensor, DistMatrix)):
         return np.tensordot(a, b, axes)
     with together(known.grid.comm) as arguments:
-        na, nb = np.ndim(a) if not hasattr(a, "ndim") else a.ndim, np.ndim(b) if not hasattr(b, "ndim") else b.ndim
-        if np.ndim(axes) == 0:
-            axes = range(na - int(axes), na), range(int(axes))
+        shapes = [tuple(x.shape) if hasattr(x, "shape") else np.shape(x) for x in (a, b)]
+        na, nb = map(len, shapes)
+        if isinstance(axes, (int, np.integer)):
+            axes = range(na - axes, na), range(axes)
         here, there = (np.lib.array_utils.normalize_axis_tuple(x, n) for x, n in zip(axes, (na, nb)))
         arguments += ["tensordot", here, there]
-        if len(here) != len(there):
-            raise LayoutError(f"tensordot sums over pairs of axes, got {here} and {there}")
+        if [shapes[0][x] for x in here] != [shapes[1][x] for x in there]:
+            ends = f"{here} of shape {shapes[0]} and {there} of shape {shapes[1]}"
+            raise LayoutError(f"tensordot sums over pairs of axes of equal extents, got axes {ends}")
     of_a, of_b = list(range(na)), list(range(na, na + nb))
     for x, y in zip(here, there):
         of_b[y] = of_a[x]

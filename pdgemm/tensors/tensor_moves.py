@@ -22,6 +22,7 @@ from pdgemm.schedules.exchanges.tensor_exchange import (
 )
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.transport.block_copy import copy_permuted
 
 Tensor = TypeVar("Tensor", bound=TensorBase)
 
@@ -51,11 +52,14 @@ def in_layout(
     with (agreement := together(grid.comm)) as arguments:
         arguments += [name, str(T.layout), str(target), T.dtype]
         ordered = T.local.transpose(target.rows + target.cols)
-        in_place, shape = bool(ordered.flags.c_contiguous), layout.distribution.local_shape(here.coords)
+        # elements that other ranks of the node cannot read are copied to where they can
+        in_place = bool(ordered.flags.c_contiguous) and (X.shared or not grid.shares_memory)
+        shape = layout.distribution.local_shape(here.coords)
         local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
         if not stays:
             local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))
-        agreement.flag = not (X.shared if in_place else is_readable(read, here)) or not is_readable(local, there)
+        readable = X.shared if in_place and not X.conjugated else is_readable(read, here)
+        agreement.flag = not readable or not is_readable(local, there)
     shared = not agreement.flag
     result = DistMatrix(local, there, target.matrix, "C", shared=shared)
     if not stays:
@@ -75,5 +79,5 @@ def spread(T: Tensor, target: TensorLayout) -> Tensor:
 def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:
     """Return a copy of an array with rows contiguous, as a matrix of this shape.  Local."""
     copy = new_array(shape, x.dtype, "C", grid, devices.of(like.stored))
-    copy.reshape(x.shape)[...] = x
+    copy_permuted(x, copy.reshape(x.shape))
     return copy

@@ -22,11 +22,13 @@ def elements(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
 
 def tensor_of(array: np.ndarray, grid: Any, draw: random.Random) -> Any:
     """Return an array as a tensor: of chosen groups of axes, of a view of a matrix, or of a transposed tensor."""
-    axes, how = list(range(array.ndim)), draw.randrange(6)
+    axes, how = list(range(array.ndim)), draw.randrange(7)
     draw.shuffle(axes)
     at = draw.randint(0, array.ndim)
     if how == 0:
         return DistTensor.from_global(array, grid=grid)
+    if how == 6:
+        return -DistTensor.from_global(-array, grid=grid)  # not in node-shared memory
     if how == 1:
         return DistTensor.from_global(array.transpose(axes), grid=grid).transpose(np.argsort(axes).astype(int))
     if how == 2 and array.ndim:

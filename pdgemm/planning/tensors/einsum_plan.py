@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError, MemoryLimitError
+from pdgemm.errors import ArgumentError, DTypeError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
-from pdgemm.planning.machines.machine import Machine, machine_at_hand
+from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes, with_reach
 from pdgemm.planning.program import Program, Stage
 from pdgemm.planning.tensors.contraction_order import contraction_order
 from pdgemm.planning.tensors.contractions import Contraction, Pair, Resources, TensorValue, contraction
@@ -22,14 +23,14 @@ from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layou
 from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
 
-DIAGONAL, SUM, NUMBER, UNDIVIDE = "diagonal", "sum", "number", "undivide"  # steps on one tensor
+DIAGONAL, SUM, UNDIVIDE = "diagonal", "sum", "undivide"  # steps on one tensor
 
 
 class Single(NamedTuple):
     """A step on one tensor.
 
     kind   : "diagonal": the elements with equal indices along `axes`, of which the first is kept; "sum" over `axes`;
-             "number": a tensor without axes, by which the result is multiplied; "undivide": a move to `target`.
+             "undivide": a move to `target`.
     at     : the position of the tensor in the list of tensors.
     """
 
@@ -148,22 +149,24 @@ class _Draft:
         gone = step.axes[step.kind == DIAGONAL :]
         if target is None:
             target = undivided(source, gone, self.resources.ranks)
-        if step.kind == NUMBER:
-            self.gather(x)
-        else:
-            self.move(step.kind, source, target, x.dtype)
+        dtype = x.dtype
+        if step.kind == SUM and any(x.layout.shape[axis] != 1 for axis in gone):
+            dtype = np.sum(np.ones(1, dtype)).dtype
+        self.move(step.kind, source, target, dtypes.TYPE[dtype].sums_dtype if step.kind == SUM else dtype)
         if step.kind == UNDIVIDE:
             gone = ()
         elif step.kind == SUM:
             target = partial_layout(target, gone)
         left = tuple(y for axis, y in enumerate(labels) if axis not in gone)
-        self.terms[step.at] = left, TensorValue(target.without(gone), x.dtype)
+        self.terms[step.at] = left, TensorValue(target.without(gone), dtype)
         if target is not x.layout:
             self._hold(self.terms[step.at][1])
 
     def move(self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype) -> None:
         """Add the exchange of a move, if ranks do not keep their elements."""
-        if move := self.resources.move(source, target, dtype):
+        move, _, nbytes = self.resources.cost_of_move(source, target, dtype)
+        self.most = max(self.most, self.held + nbytes)
+        if move:
             self.stages.append((name, move))
 
     def gather(self, x: TensorValue) -> None:
@@ -176,6 +179,10 @@ class _Draft:
         (of_a, A), (of_b, B) = (self.terms[x] for x in (a, b))
         order = self.expression.output if last else dict.fromkeys(of_a + of_b)
         pair = Pair(of_a, of_b, tuple(x for x in order if x in kept))
+        for x in (A, B):
+            if not dtypes.TYPE[x.dtype].operand:
+                kinds = f"{pair} of {A.dtype} and {B.dtype}"
+                raise DTypeError(f"einsum {self.expression}: {kinds}, but elements of {x.dtype} are not multiplied")
         limit = self.resources.memory_limit
         resources = self.resources._replace(memory_limit=None if limit is None else max(0, limit - self.held))
         joined = contraction(pair, A, B, resources, self.out if last else None)
@@ -197,7 +204,8 @@ def plan_of(
 ) -> EinsumPlan:
     """Return the plan of an expression for tensors in these layouts, with slices if the memory limit requires them.
 
-    Slices are added one by one: each time the label whose plan fits and takes the least time, or needs the least memory.
+    Slices are added one by one: each time the label whose plan fits and takes the least time or, if none fits, needs the
+    least memory.
     out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
@@ -224,9 +232,13 @@ def _plan(
     slices: Labels,
 ) -> EinsumPlan:
     """Return the plan with these slices."""
+    sliced = [tuple(axis for axis, x in enumerate(labels) if x in slices) for labels in expression.inputs]
+    operands = tuple(
+        x._replace(layout=undivided(x.layout, axes, resources.ranks)) if x.free else x
+        for x, axes in zip(operands, sliced)
+    )
     draft = _Draft(expression, operands, resources, out)
-    for at, labels in enumerate(expression.inputs):
-        axes = tuple(axis for axis, x in enumerate(labels) if x in slices)
+    for at, axes in enumerate(sliced):
         if axes and draft.terms[at][1].layout.divided_among(axes):
             draft.single(Single(UNDIVIDE, at, axes, undivided(draft.terms[at][1].layout, axes, resources.ranks)))
     before, after = len(draft.steps), len(draft.stages)
@@ -249,9 +261,11 @@ def _plan(
     if len(labels) < 2 and not out:
         draft.gather(result)
     stages += draft.stages
-    chosen = tuple(
-        x._replace(layout=draft.chosen.get(at, x.layout), free=False) if x.free else x for at, x in enumerate(operands)
-    )
+    chosen = list(operands)
+    for at, (x, axes) in enumerate(zip(operands, sliced)):
+        if x.free and at in draft.chosen:  # the layout of a slice
+            x = x._replace(layout=draft.chosen[at].expanded(axes, [x.layout.shape[axis] for axis in axes]))
+        chosen[at] = x._replace(free=False)
     limit = resources.memory_limit
     if limit is not None and draft.most > limit:
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {expression}: {draft.most} bytes")
@@ -259,36 +273,31 @@ def _plan(
     singles: Any = steps[:before]
     program = Program(tuple(stages), resources.size, resources.machine)
     return EinsumPlan(
-        expression, chosen, singles, slices, steps[before:], (labels, result), remaining, program, draft.most
+        expression, tuple(chosen), singles, slices, steps[before:], (labels, result), remaining, program, draft.most
     )
 
 
 def _add_singles(draft: _Draft) -> None:
-    """Add steps after which each tensor has each label once, and only labels of other tensors or of the result."""
+    """Add steps after which each tensor has each label once, and only labels of other tensors or of the result.
+
+    An axis of extent 1 whose label has another extent is dropped.
+    """
+    extent = draft.expression.extent
+    wide = [{x for x, n in zip(labels, value.layout.shape) if n == extent[x]} for labels, value in draft.terms]
     for at, labels in enumerate(draft.expression.inputs):
         for label in [x for x in dict.fromkeys(labels) if labels.count(x) > 1]:
             layout = draft.terms[at][1].layout
             axes = [axis for axis, x in enumerate(draft.terms[at][0]) if x == label]
             draft.single(Single(DIAGONAL, at, tuple(sorted(axes, key=lambda axis: axis not in layout.divided))))
-        others = {*draft.expression.output}.union(*(x for y, x in enumerate(draft.expression.inputs) if y != at))
-        held, x = draft.terms[at]
-        thin = [n == 1 != draft.expression.extent[label] for label, n in zip(held, x.layout.shape)]
-        gone = tuple(axis for axis, label in enumerate(held) if thin[axis] or label not in others)
+        others = {*draft.expression.output}.union(*(x for y, x in enumerate(wide) if y != at))
+        gone = tuple(axis for axis, x in enumerate(draft.terms[at][0]) if x not in wide[at] or x not in others)
         if gone:
             draft.single(Single(SUM, at, gone))
 
 
 def _add_joints(draft: _Draft) -> int:
-    """Add the contractions of pairs, and return the position of the result in the list of tensors.
-
-    Tensors without axes are numbers by which the result is multiplied.
-    """
-    output, left = draft.expression.output, [at for at, (labels, _) in enumerate(draft.terms) if labels]
-    numbers = [at for at, (labels, _) in enumerate(draft.terms) if not labels]
-    if not left:
-        left = [numbers.pop()]
-    for at in numbers:
-        draft.single(Single(NUMBER, at))
+    """Add the contractions of pairs, and return the position of the result in the list of tensors."""
+    output, left = draft.expression.output, list(range(len(draft.terms)))
     for x, y in contraction_order([draft.terms[at][0] for at in left], draft.expression, draft.resources):
         a, b = left[x], left[y]
         left = [at for at in left if at not in (a, b)]
@@ -313,7 +322,10 @@ def plan_einsum(
     operands : DistTensor, or shapes; a tensor of a shape has the layout of `DistTensor.empty`.
     ranks    : number of ranks; by default that of the tensors.   dtype : the type of tensors of shapes.
     free     : the layouts of operands of shapes may be chosen, too: `plan.layouts` has them.
-    machine  : Machine; by default the machine at hand.   memory_limit : bytes per rank beyond the operands.
+    machine  : Machine; by default the machine at hand, for tensors on GPUs one with GPUs, whose links are the ways by
+        which the ranks of their grid reach each other's memory.  The plan is then the one that `einsum` carries out,
+        unless memory of another GPU cannot be mapped.
+    memory_limit : bytes per rank beyond the operands.
     minimize : "time", the predicted time, or "words", the words that the busiest rank receives in each contraction.
 
     Raises ArgumentError, LayoutError or MemoryLimitError.
@@ -331,5 +343,14 @@ def plan_einsum(
     )
     size = tensors[0].grid.size if tensors else len(members)
     fewest = as_name(minimize, "minimize", ("time", "words")) == "words"
-    resources = Resources(size, machine or machine_at_hand(), memory_limit, members, fewest)
-    return plan_of(expr, values, resources)
+    machine = machine or (machine_of(tensors[0]) if tensors else machine_at_hand())
+    return plan_of(expr, values, Resources(size, machine, memory_limit, members, fewest))
+
+
+def machine_of(x: Any) -> Machine:
+    """Return the machine at hand with the nodes of a tensor's grid and, on GPUs, the ways between its ranks.  Local."""
+    device = devices.of(x.unfolding.stored)
+    if device is None:
+        return on_nodes(machine_at_hand(), x.grid.ranks_per_node)
+    reach = device.reach(x.grid)
+    return with_reach(on_nodes(machine_at_hand(True, reach.staged), x.grid.ranks_per_node), reach)

@@ -67,6 +67,9 @@ def parsed(expression: Any, operands: Sequence[Any], shape_of: Any = np.shape) -
         if len(labels) != len(shape):
             raise LayoutError(f"einsum {text!r}: {''.join(labels)!r} names {len(labels)} axes of an operand of {shape}")
         for label, n in zip(labels, shape):
+            if n != shape[labels.index(label)]:
+                ends = f"{shape[labels.index(label)]} and {n}"
+                raise LayoutError(f"einsum {left}->{right}: index {label!r} of one operand has the extents {ends}")
             known = extents.setdefault(label, n)
             if n != known and 1 not in (n, known):
                 raise LayoutError(f"einsum {left}->{right}: index {label!r} has the extents {known} and {n}")

@@ -25,7 +25,9 @@ def test_factors_on_grids_of_other_shapes(comm: Any) -> None:
             R = linalg.qr(A)[1].allgather()
             assert np.allclose(R.T @ R, square.T @ square)
             assert np.allclose(linalg.svd(A)[1], np.linalg.svd(square)[1])
-            S = DistTensor.from_global(square @ square.T, grid=grid, layout=TensorLayout.even((9, 9), (0,), (1,), shape))
+            S = DistTensor.from_global(
+                square @ square.T, grid=grid, layout=TensorLayout.even((9, 9), (0,), (1,), shape)
+            )
             C = S.matrix([0])
             assert np.allclose(linalg.eigvalsh(C), np.linalg.eigvalsh(square @ square.T))
             assert np.allclose(linalg.cholesky(C).allgather(), np.linalg.cholesky(square @ square.T))

@@ -1,0 +1,364 @@
+"""Contractions of tensors compared with NumPy's: the expressions of NumPy's own tests, and drawn ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import tiers
+from drawn_tensors import elements, tensor_of
+
+import pdgemm
+from pdgemm import DistTensor, ProcessGrid
+from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError
+from pdgemm.local.arrays import dtypes
+from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
+
+pytestmark = [pytest.mark.mpi, tiers.every_grid]
+
+TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16", "int8")
+EXTENTS = dict(
+    zip("abcdefghijklmnopqrstuvwxyz", (3, 2, 4, 3, 2, 5, 2, 3, 2, 4, 3, 5, 2, 3, 2, 3, 4, 3, 2, 3, 2, 3, 2, 4, 3, 5))
+)
+# the expressions of NumPy's tests whose operands have one axis of each letter's extent
+PLAIN = """
+ij ji ii->i jii->ij iii->i ijk->jik i-> ii
+i,j ij,j ji,j ij,jk ij,jk,kl ijk,jil->kl i,i,i->i ,i-> i,-> i,i i,->i ,i->i z,mz,zm-> ij,ij->j ji,i-> i,ij-> ij,i->
+ijklm,ijn,ijn-> ijklm,ijn-> x,yx,zx->xzy ijk,j->ijk ik,kj->ij ijkl,k->ijl ijkl,k cl,cpx->lpx cl,cpxy->lpxy aabb->ab
+ijij-> mi,mi,mi->m im,im,im->m ij,jk->ik i,i->i i,i-> i,i,i-> i,i,i,i-> a,ab,abc->abc a,b,ab->ab
+ea,fb,gc,hd,abcd->efgh ea,fb,abcd,gc,hd->efgh abcd,ea,fb,gc,hd->efgh
+acdf,jbje,gihb,hfac,gfac,gifabc,hfac cd,bdhe,aidb,hgca,gc,hgibcd,hgac abhe,hidj,jgba,hiab,gab
+bde,cdh,agdb,hica,ibd,hgicd,hiac chd,bde,agbc,hiad,hgc,hgi,hiad chd,bde,agbc,hiad,bdi,cgh,agdb bdhe,acad,hiab,agac,hibd
+ab,ab,c-> ab,ab,c->c ab,ab,cd,cd-> ab,ab,cd,cd->ac ab,ab,cd,cd->cd ab,ab,cd,cd,ef,ef->
+ab,cd,ef->abcdef ab,cd,ef->acdf ab,cd,de->abcde ab,cd,de->be ab,bcd,cd->abcd ab,bcd,cd->abd
+eb,cb,fb->cef dd,fb,be,cdb->cef bca,cdb,dbf,afc-> dcc,fce,ea,dbf->ab fdf,cdd,ccd,afe->ae abcd,ad ed,fcd,ff,bcf->be
+baa,dcf,af,cde->be bd,db,eac->ace fff,fae,bef,def->abd efc,dbc,acf,fd->abe ba,ac,da->bcd
+ab,ab ab,ba abc,abc abc,bac abc,cba
+aab,fa,df,ecc->bde ecb,fef,bad,ed->ac bcf,bbb,fbf,fc-> bb,ff,be->e bcb,bb,fc,fff-> fbb,dfd,fc,fc-> afd,ba,cc,dc->bf
+adb,bc,fa,cfc->d bbd,bda,fc,db->acf dba,ead,cad->bce aef,fbc,dca->bde bbcdc->d obk,ijk->ioj
+a,b,c->abc acdf,jbje,gihb,hfac a,ac,ab,ad,cd,bd,bc-> cab,cdd->ab ab,bc,cd,de->ae
+"""
+SHAPED: list[tuple[str, list[tuple[int, ...]]]] = [
+    *[(e, [(3, 4)]) for e in ("...", "...->...", "i...->...", "...i->...", "... a -> ... a", "...a->...a")],
+    *[(e, [(4, 3, 3)]) for e in ("...ii->...i", "...ii->i...", "...jj", "i...->...")],
+    *[(e, [(3, 3, 4)]) for e in ("ii...->...i", "ii...->i...")],
+    *[(e, [(3, 4, 3)]) for e in ("i...i->i...", "i...i->...i")],
+    *[("..., ...", [(), ()]), ("..., ...", [(3, 4), (4,)]), ("...i, ...i", [(2, 3, 4), (4,)])],
+    *[("i..., i...", [(3, 2, 2), (3, 2)]), ("...,...", [(5,), (5,)]), ("...i,...i", [(3,), (3,)])],
+    *[(e, [(3, 4), (4, 2)]) for e in ("ij...,jk...->ik...", "ij, j... -> i...")],
+    *[("...ij,...jk->...ik", [(2, 3, 3), (2, 3, 3)]), ("...ij,...jk->...ik", [(2, 1, 3, 4), (5, 4, 2)])],
+    *[("ij...,j...->i...", [(1, 2), (2, 2, 1)]), ("ij...,j...->ij...", [(2, 3, 4), (3,)])],
+    *[(e, [(2, 3, 4), (3,)]) for e in ("ij...,...j->ij...", "ij...,j->ij...")],
+    *[(e, [(4, 3), (3, 2)]) for e in ("ik...,k...->i...", "ik...,...kj->i...j", "...k,kj", "ik,k...->i...")],
+    *[(e, [(2, 3, 4, 5), (4,)]) for e in ("...kl,k", "...kl,k...")],
+    *[(e, [(1, 1, 1, 4, 5, 3), (4, 5, 3, 2)]) for e in ("...lmn,...lmno->...o", "...lmn,lmno->...o")],
+    *[("ijk,kl,jl", [(1, 5, 4), (4, 6), (5, 6)]), ("ijk,kl,jl,i->i", [(1, 5, 4), (4, 6), (5, 6), (6,)])],
+    *[("abjk,kl,jl", [(1, 1, 5, 4), (4, 6), (5, 6)]), ("abjk,kl,jl,ab->ab", [(1, 1, 5, 4), (4, 6), (5, 6), (3, 3)])],
+    *[("...ft,mf->...mt", [(2, 3, 5), (4, 3)]), ("ijp,ipq,ikq->ijk", [(3, 1, 1), (3, 1, 3), (1, 3, 3)])],
+    ("jhcabhijaci,dfijejgh->fgje", [(1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1), (3, 1, 3, 1, 1, 1, 1, 2)]),
+    ("baegffahgc,hdggeff->dhg", [(2, 1, 4, 1, 1, 1, 1, 2, 1, 1), (1, 1, 1, 1, 4, 1, 1)]),
+    ("cehgbaifff,fhhdegih->cdghbi", [(1,) * 10, (2, 1, 1, 2, 4, 1, 1, 1)]),
+    ("gah,cdbcghefg->ef", [(2, 3, 1), (1, 3, 1, 1, 1, 2, 1, 4, 1)]),
+    ("cacc,bcb->", [(1, 1, 1, 1), (1, 4, 1)]),
+]
+LISTS: list[tuple[list[tuple[int, ...]], list[Any], list[Any] | None]] = [
+    ([(3, 4)], [[...]], None),
+    ([(3, 4)], [[1, 0]], None),
+    ([(3, 3)], [[0, 0]], [0]),
+    ([(3, 3)], [[0, 0]], None),
+    ([(4, 3, 3)], [[..., 0, 0]], [..., 0]),
+    ([(3, 4, 3)], [[0, ..., 0]], [..., 0]),
+    ([(4, 3, 3)], [[1, 0, 0]], [0, 1]),
+    ([(3, 4)], [[..., 0]], [...]),
+    ([(3, 4), (4, 2)], [[0, 1], [1, 2]], None),
+    ([(3, 4), (4, 2)], [[0, 51], [51, 2]], [0, 2]),
+    ([(3, 4, 2), (4, 3, 5)], [[0, 1, 2], [1, 0, 3]], [2, 3]),
+    ([(3, 4), (4, 2), (2, 5)], [[0, 1], [1, 2], [2, 3]], None),
+    ([(2, 3, 4), (4,)], [[..., 0], [..., 0]], None),
+    ([(), (3,)], [[], [0]], []),
+]
+
+
+def compare(result: Any, expected: Any, magnitude: Any, roundings: int, dtype: np.dtype) -> None:
+    """Check a result against a sum of products in double precision.
+
+    A sum of products, each of which takes part in n operations with a rounding, has an error of at most gamma_n =
+    nu/(1 - nu) times the sum of the absolute values (Higham 2002, 3.1 and 3.5); u is that of the type of accumulation.
+    16-bit results of single contractions are rounded again, at most four times here.
+    """
+    whole = result.allgather() if isinstance(result, DistTensor) else np.asarray(result)
+    assert whole.shape == expected.shape
+    assert whole.dtype == dtype
+    if dtype.kind in "iu":
+        assert np.array_equal(whole, expected.astype(dtype))
+        return
+    sums = dtypes.TYPE[dtype].sums_dtype
+    n = roundings * (4 if dtype.kind == "c" else 1) * dtypes.eps(sums) / 2
+    bound = (n / (1 - n) + (8 * dtypes.eps(dtype) if sums != dtype else 0)) * magnitude
+    smallest = 1e-4 * roundings if dtype == "float16" else 0  # products below 2^-14 lose digits
+    assert (abs(whole.astype(expected.dtype) - expected) <= bound + smallest).all(), (whole, expected)
+
+
+def reference(expression: str, arrays: list[np.ndarray], *lists: Any) -> tuple[Any, Any, int]:
+    """Return the sums of products, of absolute values, and a number of roundings of each product."""
+    kind = {"i": np.int64, "c": np.complex128}
+    wide = [x.astype(kind.get(x.dtype.kind, np.float64)) for x in arrays]
+    terms = 1
+    for n in {letter: n for x, y in zip(expression.split("->")[0].split(","), arrays)
+              for letter, n in zip(x, y.shape)}.values():  # fmt: skip
+        terms *= max(1, n)
+    of = [np.asarray(np.einsum(expression, *x, optimize=len(x) > 1)) for x in (wide, [abs(x) for x in wide])]
+    return *of, terms + 2 * len(arrays) + 4
+
+
+def counts_match(plan: Any, result: Any, rank: int) -> None:
+    """Check the words of an einsum: those that it counted, and those that its plan has."""
+    planned, report = plan.program.traffic(rank), result.report
+    words = [(x.words_received, x.words_sent, x.words_read) for x in (report.counted, report.predicted, planned)]
+    assert words[0] == words[1] == words[2]
+
+
+def machine_of(grid: Any) -> Any:
+    return on_nodes(machine_at_hand(), grid.ranks_per_node)
+
+
+def summed_alone(expression: str, arrays: list[np.ndarray]) -> bool:
+    """Return whether an index of a single operand is summed, before that operand is multiplied."""
+    left, output = expression.split("->")
+    inputs = left.split(",")
+    return any(
+        x not in output and n != 1 and sum(x in z for z in inputs) == 1
+        for y, array in zip(inputs, arrays)
+        for x, n in zip(y, array.shape)
+    )
+
+
+def checked(expression: str, arrays: list[np.ndarray], tensors: list[Any], grid: Any, **options: Any) -> Any:
+    """Check an einsum of tensors, the words of its plan, and that its operands do not change."""
+    if arrays[0].dtype == np.int8 and len(arrays) > 1 and summed_alone(expression, arrays):
+        with pytest.raises(DTypeError, match="elements of int64 are not multiplied"):
+            pdgemm.einsum(expression, *tensors, **options)
+        return None
+    result = pdgemm.einsum(expression, *tensors, **options)
+    dtype = (
+        arrays[0].dtype
+        if len(arrays) == 1
+        else dtypes.product(dtypes.common(*(x.dtype for x in arrays)), arrays[0].dtype)
+    )
+    if arrays[0].dtype.kind == "i" and len(arrays) == 1:
+        dtype = arrays[0].dtype if result.dtype == np.int8 else np.dtype(np.int64)
+    compare(result, *reference(expression, arrays), dtype)
+    if isinstance(result, DistTensor):
+        plan = pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid), **options)
+        counts_match(plan, result, grid.comm.rank)
+    for x, T in zip(arrays, tensors):
+        assert np.array_equal(T.allgather(), x)
+    return result
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_expressions_of_numpys_tests(grids: list[Any], part: int) -> None:
+    shaped = SHAPED + [(e, [tuple(EXTENTS[x] for x in y) for y in e.split("->")[0].split(",")]) for e in PLAIN.split()]
+    for turn, (expression, shapes) in enumerate(shaped[part::4]):
+        if grids[0].comm.size > 2 and not tiers.everything() and turn % 4:
+            continue
+        draw = random.Random(turn)
+        grid = grids[turn % len(grids)]
+        arrays = [elements(shape, "float64", 10 * turn + at) for at, shape in enumerate(shapes)]
+        result = pdgemm.einsum(expression, *(tensor_of(x, grid, draw) for x in arrays))
+        expected = np.asarray(np.einsum(expression, *arrays, optimize=True))
+        magnitude = np.asarray(np.einsum(expression, *map(abs, arrays), optimize=True))
+        compare(result, expected, magnitude, 10000, np.dtype(float))
+
+
+def test_lists_of_axes_and_tensordot(grids: list[Any]) -> None:
+    draw = random.Random(1)
+    for shapes, inputs, output in LISTS:
+        grid, arrays = draw.choice(grids), [elements(shape, "float64", at) for at, shape in enumerate(shapes)]
+        tensors = [tensor_of(x, grid, draw) for x in arrays]
+        ends = [] if output is None else [output]
+        mine, numpys = ([y for pair in zip(x, inputs) for y in pair] + ends for x in (tensors, arrays))
+        compare(pdgemm.einsum(*mine), np.asarray(np.einsum(*numpys)), 10.0, 100, np.dtype(float))
+    cases: list[tuple[tuple[int, ...], tuple[int, ...], Any]] = [
+        *[((2, 3, 4), (3, 2, 5), x) for x in (([1, 0], [0, 1]), ((0, 1), (1, 0)), ([-2, -3], [0, 1]), ([0], [1]))],
+        *[((2, 3), (2, 3, 5), (0, 0)), ((3, 3), (3, 3, 2, 2), (0, 0)), ((3, 0), (0, 4), (1, 0)), ((3, 0), (0, 4), 1)],
+        *[((), (), ([], [])), ((2, 3), (4,), 0), ((2, 3), (2, 3), 2), ((2, 3), (2, 3), [(0, 1), (0, 1)])],
+        *[((4, 3, 2), (3, 2), 2), ((4, 3), (3,), 1), ((2, 3, 4), (4, 3, 5), ((2, 1), (0, 1)))],
+    ]
+    for a, b, axes in cases:
+        grid, x, y = draw.choice(grids), elements(a, "float64"), elements(b, "float64", 1)
+        X, Y = tensor_of(x, grid, draw), tensor_of(y, grid, draw)
+        for result in (pdgemm.tensordot(X, Y, axes), np.tensordot(X, y, axes), np.tensordot(x, Y, axes=axes)):
+            compare(result, np.asarray(np.tensordot(x, y, axes)), 10.0, 100, np.dtype(float))
+
+
+def drawn_expression(draw: random.Random, dtype: str) -> tuple[str, list[tuple[int, ...]]]:
+    """Return an expression of 1 to 4 operands of 0 to 6 axes, and the shapes of its operands."""
+    number = 1 if dtype == "int8" and draw.random() < 0.3 else draw.choice((1, 2, 2, 2, 3, 4)) if dtype != "int8" else 2
+    letters = "ijklmnop"[: draw.choice((3, 4, 5, 7))]
+    lengths = (0, 1, 2, 3, 4, 5, 6) if number < 3 else (0, 1, 2, 2, 3)
+    inputs = ["".join(draw.choice(letters) for _ in range(draw.choice(lengths))) for _ in range(number)]
+    if draw.random() < 0.5:  # without repeated indices
+        inputs = ["".join(dict.fromkeys(x)) for x in inputs]
+    used = sorted({*"".join(inputs)})
+    draw.shuffle(used)
+    output = "".join(used[: draw.randint(0, min(6, len(used)))])
+    extents = {x: draw.choice((0, 1, 2, 3) if draw.random() < 0.2 else (1, 2, 2, 3, 4, 5)) for x in letters}
+    shapes = [tuple(extents[x] if draw.random() < 0.98 or x not in output else 1 for x in y) for y in inputs]
+    if any(
+        len({*s}) > 1 for x in letters for s in [[n for y, t in zip(inputs, shapes) for z, n in zip(y, t) if z == x]]
+    ):
+        shapes = [tuple(extents[x] for x in y) for y in inputs]
+    return ",".join(inputs) + "->" + output, shapes
+
+
+def drawn_cases(grids: list[Any], number: int, seed: int) -> Iterator[tuple[Any, ...]]:
+    """Yield expressions with their operands; `number` times with --all, otherwise a few times."""
+    for turn in range(number if tiers.everything() else number // (60 if grids[0].comm.size < 3 else 150)):
+        draw = random.Random(1000003 * seed + turn)
+        grid, dtype = draw.choice(grids), draw.choice(TYPES)
+        expression, shapes = drawn_expression(draw, dtype)
+        arrays = [elements(shape, dtype, 10 * turn + at) for at, shape in enumerate(shapes)]
+        yield draw, grid, expression, arrays, [tensor_of(x, grid, draw) for x in arrays]
+
+
+def test_drawn_expressions(grids: list[Any]) -> None:
+    for _, grid, expression, arrays, tensors in drawn_cases(grids, 3000, 1):
+        try:
+            checked(expression, arrays, tensors, grid)
+        except Exception as error:
+            error.add_note(f"{expression} {arrays[0].dtype} {[x.layout for x in tensors]}")
+            raise
+
+
+def test_scalars_and_results_in_place(grids: list[Any]) -> None:
+    for draw, grid, expression, arrays, tensors in drawn_cases(grids, 1500, 2):
+        dtype, of = arrays[0].dtype, reference(expression, arrays)
+        if dtype.kind == "i":
+            continue
+        alpha, beta = draw.choice((1, 2, -0.5)), draw.choice((0, 0, 1, -3))
+        if dtype.kind == "c":
+            alpha *= draw.choice((1, 1 + 1j))
+        before = elements(of[0].shape, dtype, 99)
+        if beta == 0:
+            before = np.full(of[0].shape, np.nan, dtype)  # is not read
+        out = tensor_of(before, grid, draw)
+        assert pdgemm.einsum(expression, *tensors, alpha=alpha, beta=beta, out=out) is out
+        added = np.zeros(()) if beta == 0 else before.astype(of[0].dtype)
+        compare(out, alpha * of[0] + beta * added, abs(alpha) * of[1] + abs(beta * added), of[2] + 4, dtype)
+        assert out.report.counted == out.report.predicted
+        for x, T in zip(arrays, tensors):
+            assert np.array_equal(T.allgather(), x)
+
+
+def test_plans_within_a_memory_limit(grids: list[Any]) -> None:
+    for draw, grid, expression, arrays, tensors in drawn_cases(grids, 600, 3):
+        if arrays[0].dtype.kind == "i":
+            continue
+        machine = machine_of(grid)
+        most = pdgemm.plan_einsum(expression, *tensors, machine=machine).extra_bytes
+        for limit in (most, draw.randint(0, most)):
+            try:
+                plan = pdgemm.plan_einsum(expression, *tensors, machine=machine, memory_limit=limit)
+            except MemoryLimitError:
+                assert limit < most
+                with pytest.raises(MemoryLimitError, match="is too small for"):
+                    pdgemm.einsum(expression, *tensors, memory_limit=limit)
+            else:
+                assert plan.extra_bytes <= limit
+                checked(expression, arrays, tensors, grid, memory_limit=limit)
+
+
+@pytest.mark.on_ranks(4)
+def test_words_on_two_nodes(comm: Any) -> None:
+    comm = comm.Dup()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PDGEMM_RANKS_PER_NODE", "2")
+        with ProcessGrid(comm) as grid:
+            assert grid.ranks_per_node == 2
+            for _, _, expression, arrays, tensors in drawn_cases([grid], 3000, 4):
+                checked(expression, arrays, tensors, grid)
+    comm.Free()
+
+
+@pytest.mark.on_ranks(2, 3)
+def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: list[Any]) -> None:
+    for grid in grids:
+        A, B, whole = (DistTensor.from_global(np.ones(x), grid=grid) for x in ((2, 3), (3, 4), (2, 2)))
+        ints = DistTensor.from_global(np.ones((3, 3), int), grid=grid)
+
+        calls: dict[str, tuple[type, Any]] = {
+            "einsum ij,kj->ik: index 'j' has the extents 3 and 4": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij,kj->ik", A, B),
+            ),
+            "'ijk' names 3 axes of an operand of": (LayoutError, partial(pdgemm.einsum, "ijk->i", A)),
+            "index 'i' of one operand has the extents 2 and 3": (LayoutError, partial(pdgemm.einsum, "ii->i", A)),
+            "einsum 'ij->x' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij->x", A)),
+            "einsum 'ij,jk->ik' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij,jk->ik", A)),
+            "einsum ij,jk->ik: out is DistTensor": (LayoutError, partial(pdgemm.einsum, "ij,jk->ik", A, B, out=whole)),
+            "but elements of int64 are not multiplied": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", ints, ints)),
+            "alpha = 1j is complex, but the result is float64": (
+                DTypeError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, alpha=1j),
+            ),
+            "beta = 1j is complex, but the result is float64": (
+                DTypeError,
+                partial(pdgemm.einsum, "ij->ij", A, out=A, beta=1j),
+            ),
+            "alpha must be a number, got str": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", A, B, alpha="2")),
+            "memory limit 1 bytes per rank is too small": (
+                MemoryLimitError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, memory_limit=1),
+            ),
+            "called with different arguments": (
+                ArgumentError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, alpha=float(comm.rank)),
+            ),
+            "the plan was made for": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij->ji", A, optimize=pdgemm.plan_einsum("ij->ij", A)),
+            ),
+            "got axes (0, 1) of shape (2, 3) and": (LayoutError, partial(pdgemm.tensordot, A, B, ((0, 1), (0,)))),
+            "got axes (1,) of shape (2, 3) and (0,) of shape (1, 4)": (
+                LayoutError,
+                partial(pdgemm.tensordot, A, np.ones((1, 4)), 1),
+            ),
+            "takes at least one DistTensor": (DTypeError, partial(pdgemm.einsum, "ij->ji", np.ones((2, 3)))),
+        }
+        for message, (kind, wrong) in calls.items():
+            with pytest.raises(kind) as error:
+                wrong()
+            assert message in str(error.value)
+            assert len({*comm.allgather(str(error.value))}) == 1
+
+
+@pytest.mark.on_ranks(2)
+def test_kinds_of_numbers_are_combined_as_in_numpy(comm: Any, grid: Any) -> None:
+    real, complexes = elements((3, 4), "float64"), elements((4, 2), "complex64", 1)
+    number = np.array(2 + 1j)
+    R, X, N = (DistTensor.from_global(x, grid=grid) for x in (real, complexes, number))
+    for expression, mine, arrays in (
+        ("ij,jk->ik", (R, X), (real, complexes)),
+        (",ij->ij", (N, R), (number, real)),
+        ("ij,,jk->ki", (R, N, R.T), (real, number, real.T)),
+        (",->", (N, N), (number, number)),
+    ):
+        result = pdgemm.einsum(expression, *mine)
+        expected = np.einsum(expression, *arrays)
+        assert result.dtype == expected.dtype
+        compare(result, np.asarray(expected), 100.0, 20, np.dtype(expected.dtype))
+
+
+def test_a_plan_is_used_again(grids: list[Any]) -> None:
+    for _, grid, expression, arrays, tensors in drawn_cases(grids, 300, 5):
+        if arrays[0].dtype.kind != "i":
+            plan = pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid))
+            assert plan == pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid))
+            assert expression in str(plan)
+            result = pdgemm.einsum(expression, *tensors, optimize=plan)
+            compare(result, *reference(expression, arrays), arrays[0].dtype)
