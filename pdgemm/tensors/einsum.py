@@ -42,8 +42,8 @@ def einsum(
 
     expression : as for numpy.einsum: a letter for each axis, repeated letters, "..." and an implicit result included;
         or operands and lists of axis numbers in turns.
-    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays only, the result is that of
-        numpy.einsum.
+    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays only, the result is an
+        array.
     out        : DistTensor of the shape of the result, overwritten, not read if beta is 0.   None: a new tensor.
     optimize   : the plan of `plan_einsum` for tensors of these layouts; otherwise a plan is made, and kept for the next
         call with such tensors.

@@ -204,8 +204,8 @@ def plan_of(
 ) -> EinsumPlan:
     """Return the plan of an expression for tensors in these layouts, with slices if the memory limit requires them.
 
-    Slices are added one by one: each time the label whose plan fits and takes the least time or, if none fits, needs the
-    least memory.
+    Slices are added one by one: the label whose plan fits and takes the least time, or if none fits, needs the least
+    memory.
     out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
