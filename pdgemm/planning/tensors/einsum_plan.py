@@ -25,6 +25,7 @@ from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
 
 DIAGONAL, SUM, UNDIVIDE = "diagonal", "sum", "undivide"  # steps on one tensor
+_MOST_SLICES = 1 << 14  # the stages of all slices are listed in the program
 
 
 class Single(NamedTuple):
@@ -208,7 +209,7 @@ def plan_of(
     Slices are added one by one: each time the label whose plan fits and takes the least time or, if none fits, needs
     the least memory.
     out : the layout of the tensor that gets the result; None: the result may have any.
-    Raises MemoryLimitError where no plan fits.
+    Raises MemoryLimitError where no plan of at most _MOST_SLICES slices fits.
     """
     slices, first = tuple[str, ...](), None
     while True:
@@ -216,11 +217,12 @@ def plan_of(
             return _plan(expression, operands, resources, out, slices)
         except MemoryLimitError as lacking:
             first = first or lacking
-            summed = [x for x, n in expression.extents if x not in expression.output + slices and n > 1]
+            most, kept = _MOST_SLICES // expression.size(slices), expression.output + slices
+            summed = [x for x, n in expression.extents if x not in kept and 1 < n <= most]
             if not summed:
                 raise first from None
             unlimited, least = resources._replace(memory_limit=None), resources.memory_limit or 0
-            possible = [_plan(expression, operands, unlimited, out, (*slices, x)) for x in summed]
+            possible = [_plan.__wrapped__(expression, operands, unlimited, out, (*slices, x)) for x in summed]
             slices = min(possible, key=lambda x: (max(x.extra_bytes, least), x.seconds)).slices
 
 
