@@ -19,9 +19,9 @@ from pdgemm.io.tensor_source import read_tensor
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
-from pdgemm.planning.tensors.contractions import Resources, TensorValue
 from pdgemm.planning.tensors.einsum_plan import EinsumPlan, plan_of
 from pdgemm.planning.tensors.expression import Expression, parsed
+from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout
 from pdgemm.support.agreement import together
 from pdgemm.support.text import in_bytes, in_words

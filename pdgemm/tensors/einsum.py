@@ -18,9 +18,10 @@ from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction, Resources, TensorValue
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_of, plan_of
+from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_beneath, plan_of
 from pdgemm.planning.tensors.expression import Expression, parsed
+from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.dist_tensor import DistTensor
@@ -42,8 +43,8 @@ def einsum(
 
     expression : as for numpy.einsum: a letter for each axis, repeated letters, "..." and an implicit result included;
         or operands and lists of axis numbers in turns.
-    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays only, the result is that of
-        numpy.einsum.
+    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays only, the result is that
+        of numpy.einsum.
     out        : DistTensor of the shape of the result, overwritten, not read if beta is 0.   None: a new tensor.
     optimize   : the plan of `plan_einsum` for tensors of these layouts; otherwise a plan is made, and kept for the next
         call with such tensors.
@@ -93,7 +94,7 @@ def _planned(
         if (str(optimize.expression), optimize.operands) != (str(expr), values):
             raise LayoutError(f"the plan was made for {optimize.expression} and other layouts than those of {expr}")
         return optimize
-    resources = Resources(grid.size, machine_of(tensors[0]), memory_limit, grid.members)
+    resources = Resources(grid.size, machine_beneath(tensors[0]), memory_limit, grid.members)
     return plan_of(expr, values, resources, None if out is None else out.layout)
 
 

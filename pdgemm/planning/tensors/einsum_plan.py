@@ -17,8 +17,9 @@ from pdgemm.local.arrays.arguments import as_name
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes, with_reach
 from pdgemm.planning.program import Program, Stage
 from pdgemm.planning.tensors.contraction_order import contraction_order
-from pdgemm.planning.tensors.contractions import Contraction, Pair, Resources, TensorValue, contraction
+from pdgemm.planning.tensors.contractions import Contraction, Pair, contraction
 from pdgemm.planning.tensors.expression import Expression, Labels, parsed
+from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
@@ -204,8 +205,8 @@ def plan_of(
 ) -> EinsumPlan:
     """Return the plan of an expression for tensors in these layouts, with slices if the memory limit requires them.
 
-    Slices are added one by one: each time the label whose plan fits and takes the least time or, if none fits, needs the
-    least memory.
+    Slices are added one by one: each time the label whose plan fits and takes the least time or, if none fits, needs
+    the least memory.
     out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
@@ -343,11 +344,11 @@ def plan_einsum(
     )
     size = tensors[0].grid.size if tensors else len(members)
     fewest = as_name(minimize, "minimize", ("time", "words")) == "words"
-    machine = machine or (machine_of(tensors[0]) if tensors else machine_at_hand())
+    machine = machine or (machine_beneath(tensors[0]) if tensors else machine_at_hand())
     return plan_of(expr, values, Resources(size, machine, memory_limit, members, fewest))
 
 
-def machine_of(x: Any) -> Machine:
+def machine_beneath(x: Any) -> Machine:
     """Return the machine at hand with the nodes of a tensor's grid and, on GPUs, the ways between its ranks.  Local."""
     device = devices.of(x.unfolding.stored)
     if device is None:
