@@ -1,4 +1,4 @@
-"""Plant 129 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
+"""Plant 128 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
     python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
     python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
@@ -121,9 +121,6 @@ MUTANTS = [
     Mutant("tensors: sums of 16-bit numbers are rounded on each rank", "TensorReductions._reduced",
            "wide = TYPE[dtype].sums_dtype if dtype in NARROW", "wide = dtype if dtype in NARROW",
            (f"2 {R}tensors/test_tensor_functions.py",)),
-    Mutant("tensors: a plan with slices exceeds its memory limit", "einsum_plan:_plan",
-           "if limit is not None and draft.most > limit:", "if limit is not None and draft.most > 2 * limit:",
-           (f"0 {U}tensors/test_einsum_plans.py",)),
     Mutant("grids: a freed gap is not joined with the previous gap", "Heap._join",
            "for left in (at, at - 1):", "for left in (at,):",
            (f"0 {R}grids/test_shared_heap.py", f"4 {R}grids/test_shared_heap.py")),
