@@ -1,9 +1,9 @@
-"""Access to a dataset in rectangles: by MPI-IO at its offset in a file, or through h5py, collective or independent."""
+"""Access to a dataset in boxes: by MPI-IO at its offset in a file, or through h5py, collective or independent."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from math import prod
@@ -76,15 +76,15 @@ def open_on_all(
 # ------------------------------------------------------------------ MPI-IO
 @contextmanager
 def opened_by_mpi_io(
-    path: Path, offset: int, cols: int, stored: np.dtype, comm: MPI.Intracomm, write: bool = False
+    path: Path, offset: int, extents: Sequence[int], stored: np.dtype, comm: MPI.Intracomm, write: bool = False
 ) -> Iterator[Transfer]:
-    """Open the matrix at byte `offset`; yield a transfer that reads or writes a block of the matrix.  Collective.
+    """Open the array at byte `offset`; yield a transfer that reads or writes a box of the array.  Collective.
 
-    cols, stored : columns and type of the whole matrix.  The transfer is local, and converts between `stored` and the
-    type of the array that it is called with.
+    extents, stored : extents, at least two, and type of the whole array.  The transfer is local, and converts between
+    `stored` and the type of the array that it is called with.
     """
     with all_by_mpi_io(path, comm, write) as transfer_of:
-        yield transfer_of(offset, cols, stored)
+        yield partial(_box_in_blocks, partial(transfer_of, offset), tuple(extents), stored)
 
 
 @contextmanager
@@ -96,6 +96,25 @@ def all_by_mpi_io(path: Path, comm: MPI.Intracomm, write: bool = False) -> Itera
     mode = MPI.MODE_WRONLY if write else MPI.MODE_RDONLY
     with open_on_all(comm, path, write, lambda: MPI.File.Open(comm, str(path), mode), MPI.File.Close) as file:
         yield partial(_transfer, path, file, write)
+
+
+def _box_in_blocks(
+    transfer_of: Callable[..., Transfer], extents: tuple[int, ...], stored: np.dtype, *place: Any
+) -> None:
+    """Read or write a box of an array, as blocks of the matrix whose columns enumerate the last axes.
+
+    place : the first index of the box along each axis, and its elements.  All axes after the last one of which the box
+    has not all indices belong to the columns, so there are as few blocks as possible.
+    """
+    *start, box = place
+    if not box.size:
+        return
+    axis = max((x for x, n in enumerate(extents) if x and box.shape[x] < n), default=1)
+    move, inner = transfer_of(prod(extents[axis:]), stored), prod(extents[axis + 1 :])
+    for index in np.ndindex(box.shape[: axis - 1]):
+        first = [i + j for i, j in zip(start, (*index, 0))]
+        row = int(np.ravel_multi_index(first, extents[:axis]))
+        move(row, start[axis] * inner, box[index].reshape(box.shape[axis - 1], -1))
 
 
 def _transfer(path: Path, file: MPI.File, write: bool, offset: int, cols: int, stored: np.dtype) -> Transfer:
@@ -165,7 +184,7 @@ def loaded_mpi_libraries() -> list[str]:
 def opened_by_hdf5(
     path: Path, name: str, comm: MPI.Intracomm, collective: bool, write: bool = False
 ) -> Iterator[Transfer]:
-    """Open a dataset; yield a transfer that reads or writes a rectangle of the dataset.  Collective.
+    """Open a dataset; yield a transfer that reads or writes a box of the dataset.  Collective.
 
     The transfer converts between the type of the dataset and that of the array.
     collective : whether each transfer is collective; ranks without elements take part with an empty selection.
@@ -188,12 +207,13 @@ def opened_by_hdf5(
     with open_on_all(comm, path, write, opening, closing) as (_, dataset):
         move = dataset.write if write else dataset.read
 
-        def transfer(row: int, col: int, part: np.ndarray) -> None:
+        def transfer(*place: Any) -> None:
+            *start, part = place
             if not (part.size or collective):
                 return
             there = np.ascontiguousarray(part)  # a copy where part is not contiguous
             try:
-                space = _selected(dataset, row, col, part.shape)
+                space = _selected(dataset, start, part.shape)
                 with Wait(comm) if collective else nullcontext():
                     move(h5py.h5s.create_simple(part.shape), space, there, dxpl=how)
             except Exception as bad:
@@ -206,33 +226,34 @@ def opened_by_hdf5(
 
 @contextmanager
 def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transfer]:
-    """Open a dataset that rank 0 writes for all ranks, in rectangles.  Collective.
+    """Open a dataset that rank 0 writes for all ranks, in boxes.  Collective.
 
     So an h5py without MPI can write compressed datasets.  Each transfer is collective: the other ranks send their
-    rectangles to rank 0, which receives them one after the other, and holds one in memory besides its own.
+    boxes to rank 0, which receives them one after the other, and holds one in memory besides its own.
     """
     put, stack = list[Transfer](), ExitStack()  # only on rank 0
 
     def opening() -> None:
         put.append(stack.enter_context(opened_by_hdf5(path, name, MPI.COMM_SELF, collective=False, write=True)))
 
-    def transfer(row: int, col: int, part: np.ndarray) -> None:
+    def transfer(*place: Any) -> None:
+        *start, part = place
         with together(comm):  # a rank that lacks memory raises before another rank waits for it
             there = np.ascontiguousarray(part)
-        places = comm.gather((row, col, part.shape), root=0) or []
+        places = comm.gather((start, part.shape), root=0) or []
         with together(comm):
-            received = np.empty(max((prod(shape) for _, _, shape in places[1:]), default=0), part.dtype)
+            received = np.empty(max((prod(shape) for _, shape in places[1:]), default=0), part.dtype)
         if comm.rank:
             comm.Send([there.reshape(-1).view(np.uint8), MPI.BYTE], dest=0)
             return
         error: Exception | None = None
-        for rank, (first, second, shape) in enumerate(places):
+        for rank, (first, shape) in enumerate(places):
             some = there if rank == 0 else received[: prod(shape)].reshape(shape)
             if rank:  # after an error, too, because the other ranks send
                 comm.Recv([some.reshape(-1).view(np.uint8), MPI.BYTE], source=rank)
             try:
                 if error is None:
-                    put[0](first, second, some)
+                    put[0](*first, some)
             except Exception as bad:
                 error = file_error(path, bad)
         if error is not None:
@@ -244,12 +265,12 @@ def opened_by_one(path: Path, name: str, comm: MPI.Intracomm) -> Iterator[Transf
         on_root(comm, path, stack.close)  # a full disk may be reported only at closing
 
 
-def _selected(dataset: Any, row: int, col: int, shape: tuple[int, ...]) -> Any:
-    """Return the selection of a rectangle in a dataset of one or two dimensions; it may be empty."""
+def _selected(dataset: Any, start: Sequence[int], shape: tuple[int, ...]) -> Any:
+    """Return the selection of a box, which may be empty, in a dataset, also of a column in one of one dimension."""
     space = dataset.get_space()
-    if shape[0] * shape[1]:
+    if prod(shape):
         ndim = space.get_simple_extent_ndims()
-        space.select_hyperslab((row, col)[:ndim], shape[:ndim])
+        space.select_hyperslab(tuple(start[:ndim]), shape[:ndim])
     else:
         space.select_none()
     return space

@@ -1,4 +1,4 @@
-"""Matrices in HDF5 files: one standard dataset, read and written by all ranks in parallel.
+"""Matrices and tensors in HDF5 files: one standard dataset, read and written by all ranks in parallel.
 
 There are four methods; the report names the method that was used:
 
@@ -10,7 +10,7 @@ There are four methods; the report names the method that was used:
 
 A dataset of one dimension is a matrix of one column.  With each method a rank reads or writes whole rows, or a part of
 one row; a redistribution moves the elements between these rows and the layout of the matrix, one piece of the dataset
-at a time (`pdgemm.io.pieces`).
+at a time (`pdgemm.io.pieces`).  A dataset of more dimensions is a tensor, and pieces are boxes (`pdgemm.io.boxes`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import numpy as np
 from mpi4py import MPI
 
 import pdgemm
-from pdgemm.algorithms.protection.checksum import checksum, checksums
-from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError, LayoutError
+from pdgemm.algorithms.protection.checksum import checksums
+from pdgemm.errors import ArgumentError, DTypeError, FileError, GridError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.spans import taking, timed
-from pdgemm.io import generations, pieces
+from pdgemm.io import boxes, generations, tensor_source
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.generations import Saved
 from pdgemm.io.many_datasets import ManyDatasets, check_datasets, checked_layouts, create_datasets, load_datasets
 from pdgemm.io.new_dataset import NewDataset
-from pdgemm.io.pieces import Progress, as_column
+from pdgemm.io.pieces import Progress
 from pdgemm.io.source import source as source_of
 from pdgemm.io.stored import CHANGED, check_names, file_and_name
-from pdgemm.local.arrays.arguments import as_count
+from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import STORED, element_type, names
 from pdgemm.matrix.argument_checks import check_matrices, communicator
@@ -47,6 +47,7 @@ from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import say
+from pdgemm.tensors.dist_tensor import DistTensor
 
 _LOOKS = 5  # attempts to load a file that other jobs replace meanwhile
 
@@ -59,25 +60,32 @@ def load(
     *,
     rows: Any = None,
     cols: Any = None,
+    part: Any = None,
     source: tuple[int, int] = (0, 0),
+    layout: Any = None,
     dtype: DType | None = None,
     transpose: bool = False,
     verify: bool = False,
     device: DeviceName = HOST,
     progress: Progress | None = None,
-) -> DistMatrix:
-    """Read a dataset as a DistMatrix.  Collective over the grid.
+) -> Any:
+    """Read a dataset as a DistMatrix; of more than two dimensions, as a DistTensor.  Collective over the grid.
 
         A = hdf5.load("a.h5", "x", grid)            # on a grid of all ranks: hdf5.load("a.h5:/x")
+        T = hdf5.load("v.h5:/t2", part=(slice(8), slice(8), slice(None), slice(None)))
 
     path, name : the file and the dataset.  A dataset of one dimension is read as one column.  Without a name, the path
                 has both: `FILE:/DATASET`.
     grid       : by default a grid of all ranks.
     rows, cols : the part of the dataset to read: a slice or a range of step 1, or a pair
                 (start, stop); by default all.
-    block, source : layout of the result, as in `DistMatrix.empty`.
+    block, source : layout of a matrix, as in `DistMatrix.empty`.
+    part       : the part of a tensor to read: a tuple of such a range for each axis.
+    layout     : the layout of a tensor: a TensorLayout, or the axes of rows and of columns, as in `DistTensor.empty`;
+                by default that of `DistTensor.empty`.  With part or layout, any dataset is read as a DistTensor.
     dtype     : the type to convert to while reading; needed for integers other than int8 and int32.
     transpose : return the transpose of the dataset, or of the part, at no cost: the local arrays are in Fortran order.
+                A tensor has its axes in reversed order.
     verify    : compare with the checksum that `save` recorded; only for the whole dataset, not for a part.
     device    : the device of the matrix, as in `DistMatrix.empty`; the dataset is copied through the host in pieces.
     progress  : called as progress(done, total) after each transfer.
@@ -96,10 +104,23 @@ def load(
         path, name = file_and_name(path, name)
         requested = None if dtype is None else element_type(dtype)
         # `DistMatrix.empty` compares the arguments of the layout
-        description += ["hdf5.load", path, name, rows, cols, requested, bool(transpose), bool(verify), device]
+        description += [
+            "hdf5.load",
+            path,
+            name,
+            rows,
+            cols,
+            shown(part),
+            shown(layout),
+            requested,
+            bool(transpose),
+            bool(verify),
+            device,
+        ]
     device_on(grid, device)
-    dataset = source_of(grid, f"{path}:{name}", (str(path), name), requested, "T" if transpose else "N")
-    return dataset.read(grid, block, rows, cols, verify, progress, source=source, device=device)
+    dataset = source_of(grid, f"{path}:{name}", (str(path), name), requested, "T" if transpose else "N", True)
+    how: Any = {"verify": verify, "progress": progress, "source": source, "device": device}
+    return tensor_source.load(dataset, grid, block, rows, cols, part, layout, **how)
 
 
 def dataset(
@@ -124,7 +145,7 @@ def dataset(
 def save(
     path: str | Path,
     name: str,
-    matrix: DistMatrix | np.ndarray,
+    matrix: DistMatrix | DistTensor | np.ndarray,
     *,
     chunks: tuple[int, ...] | bool | None = None,
     compression: str | None = None,
@@ -135,7 +156,7 @@ def save(
     grid: ProcessGrid | None = None,
     progress: Progress | None = None,
 ) -> RunReport:
-    """Write a DistMatrix, or a vector, as one dataset.  Collective over its grid.
+    """Write a matrix, a tensor or a vector as one dataset.  Collective over its grid.
 
     path, name : the dataset is created, or replaces one that pdgemm wrote; all other contents of the file are kept.
             If the name is a link, the new dataset replaces the link; the target of a soft link keeps its name, and a
@@ -146,7 +167,8 @@ def save(
     ndim  : with 1, a matrix of one column becomes a dataset of one dimension.
     check : read the file back and compare its checksum before the file is renamed, because an MPI library may not
             report a failed write.
-    matrix, grid : a DistMatrix, or a 1-D array that all ranks of the grid have; by default all ranks.
+    matrix, grid : a DistMatrix, a DistTensor of at least one dimension, or a 1-D array that all ranks of the grid
+            have; by default all ranks.
     replaces : if the matrix was computed from the old dataset, the report of its load.  FileError is raised if another
             job has replaced the dataset since that load, so that the work of that job is not lost.
 
@@ -154,22 +176,22 @@ def save(
     the temporary file at the end.  Attributes of the dataset record layout, dtype and a checksum.
     Raises FileError, LayoutError, DTypeError or ArgumentError on every rank, and leaves the old file unchanged.
     """
-    start, (A, ndim) = perf_counter(), as_column(matrix, ndim, grid)
-    with together(communicator(matrix=A)) as description:
+    start, (A, ndim) = perf_counter(), boxes.as_saved(matrix, ndim, grid)
+    X: DistMatrix = boxes.unfolded(A)
+    with together(communicator(matrix=X)) as description:
         path = Path(path)
         check_names(path, name)
         description += ["hdf5.save", path, name, chunks, compression, check, replaces and replaces.checksum]
         description += [f"ndim={ndim}", bool(overwrite)]
         _check_saved(A.dtype)
-        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
-            raise LayoutError(f"{path}:{name}: a matrix of shape {A.shape} cannot be saved with ndim={ndim}")
-    written = checksum(A)
-    dataset = NewDataset(path, name, A.grid, A.distribution, A.dtype, written, ndim)
+        boxes.check_dimensions(f"{path}:{name}", A, ndim)
+    written = boxes.checksum_of(A)
+    dataset = NewDataset(path, name, X.grid, X.distribution, X.dtype, written, ndim, A.shape)
     storage = {"chunks": chunks[:ndim] if isinstance(chunks, tuple) else chunks, "compression": compression}
-    with timed("write", A.stored.nbytes), taking(None), dataset.replacing(replaces, overwrite, storage):
+    with timed("write", X.stored.nbytes), taking(None), dataset.replacing(replaces, overwrite, storage):
         if A.size:
             with dataset.opened(write=True) as transfer:
-                pieces.write_pieces(A, transfer, dataset.unit, progress)
+                boxes.write(A, transfer, dataset.unit, progress)
         dataset.complete(written, check)
     return dataset.report(perf_counter() - start)
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pdgemm.io import dataset_access, pieces  # before h5py: these modules load MPI, which a parallel h5py needs
+from pdgemm.io import boxes, dataset_access  # before h5py: these modules load MPI, which a parallel h5py needs
 
 import h5py  # isort: skip
 import numpy as np
@@ -30,10 +30,11 @@ _CHECKSUM = "pdgemm_checksum"
 class NewDataset:
     """A dataset that is written to a file with a temporary name.  All methods are collective over the grid.
 
-    layout : the layout of the matrix in memory, which attributes record.
+    layout : the layout of the matrix in memory, which attributes record; of a tensor, that of its unfolding.
     checksum : the checksum of the matrix; None: not known yet.
     ndim : dimensions of the dataset; 1: the matrix has one column.
-    unit : rows and columns that are written together.
+    extents : the extents of a tensor, at least two; None: the shape of the matrix.
+    unit : indices along each axis that are written together.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class NewDataset:
         dtype: np.dtype,
         checksum: str | None = None,
         ndim: int = 2,
+        extents: tuple[int, ...] | None = None,
     ) -> None:
-        self._path, self._name, self._comm, self._shape, self._dtype = path, name, grid.comm, layout.shape, dtype
+        self._path, self._name, self._comm, self._dtype = path, name, grid.comm, dtype
+        self._extents: tuple[int, ...] = layout.shape if extents is None else extents
         self._attributes = attributes(grid, layout, dtype, checksum)
         self._nbytes = layout.shape[0] * layout.shape[1] * dtype.itemsize
         self._parallel, self._chunked, self._ndim = dataset_access.parallel_h5py(), False, ndim
@@ -84,7 +87,7 @@ class NewDataset:
         self._offset, self.unit = stored.offset or 0, stored.unit
 
     def opened(self, write: bool) -> AbstractContextManager[Transfer]:
-        """Open the dataset.  Transfers of rectangles are collective if h5py is parallel, or if chunks are written."""
+        """Open the dataset.  Transfers of boxes are collective if h5py is parallel, or if chunks are written."""
         if self._parallel:
             return dataset_access.opened_by_hdf5(self._partial, self._name, self._comm, True, write=write)
         if self._chunked and write:
@@ -95,8 +98,8 @@ class NewDataset:
 
     def opened_alone(self, write: bool) -> AbstractContextManager[Transfer]:
         """Open a dataset without chunks for independent transfers, which each rank may make at any time."""
-        cols = self._shape[1]
-        return dataset_access.opened_by_mpi_io(self._partial, self._offset, cols, self._dtype, self._comm, write=write)
+        array = self._offset, self._extents, self._dtype
+        return dataset_access.opened_by_mpi_io(self._partial, *array, self._comm, write=write)
 
     def complete(self, checksum: str, check: bool) -> None:
         """Record the checksum of the elements.  Raises FileError if the elements, read back, have another checksum.
@@ -105,7 +108,7 @@ class NewDataset:
         """
         if check and self._nbytes:
             with self.opened(write=False) as transfer:
-                held = pieces.file_checksum(self._shape, self._dtype, transfer, self.unit, self._comm)
+                held = boxes.dataset_checksum(self._extents, self._dtype, transfer, self.unit, self._comm)
             if held != checksum:  # the same on every rank
                 raise FileError(f"{self._path}: {LOST}")
         if self.checksum != checksum:
@@ -120,10 +123,10 @@ class NewDataset:
 
     def report(self, seconds: float) -> RunReport:
         method = "mpio" if self._parallel else "one writer" if self._chunked else "mpi-io"
-        array = self._shape[: self._ndim], self._dtype
+        array = self._extents[: self._ndim], self._dtype
         return report_of_file("wrote", (self._path, self._name), method, array, self._nbytes, seconds, self.checksum)
 
-    def _create(self, storage: dict[str, Any]) -> tuple[int, tuple[int, int]]:
+    def _create(self, storage: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
         """Create the dataset on rank 0, and return its offset in the file and its `access_unit`."""
         partial, name = self._partial, self._name
         if not check_target(self._path, name):
@@ -132,7 +135,7 @@ class NewDataset:
         with h5py.File(partial, "a") as file:
             if file.get(name, getlink=True):
                 del file[name]
-            dataset = file.create_dataset(name, self._shape[: self._ndim], self._dtype, **storage)
+            dataset = file.create_dataset(name, self._extents[: self._ndim], self._dtype, **storage)
             write_attributes(dataset, self._attributes)
             self._links = _links(file)
             place = dataset.id.get_offset() or 0, access_unit(dataset)
@@ -157,9 +160,9 @@ class NewDataset:
                 links = _links(file)
         except Exception as bad:  # h5py raises many types for a damaged file
             raise FileError(f"{self._path}: {LOST}: {' '.join(str(bad).split())}") from None
-        there = held.shape, held.dtype, held.offset or 0, held.checksum
-        if there != (self._shape, self._dtype, self._offset, self.checksum) or not self._links <= links:
-            raise FileError(f"{self._path}: {LOST}: {self._name} is {held.shape} {held.dtype} in it")
+        there = held.extents, held.dtype, held.offset or 0, held.checksum
+        if there != (self._extents, self._dtype, self._offset, self.checksum) or not self._links <= links:
+            raise FileError(f"{self._path}: {LOST}: {self._name} is {held.extents} {held.dtype} in it")
 
 
 def contiguous() -> Any:
@@ -206,5 +209,9 @@ def _check_replaced(path: Path, name: str, read: RunReport | None, overwrite: bo
         check_replaced(f"{path}:{name}", there is None or there.by_pdgemm, overwrite)
         return
     current = stored_dataset(path, name)
-    if (current.shape[: current.ndim], str(current.dtype), current.checksum) != (read.shape, read.dtype, read.checksum):
+    if (current.extents[: current.ndim], str(current.dtype), current.checksum) != (
+        read.shape,
+        read.dtype,
+        read.checksum,
+    ):
         raise FileError(f"{path}:{name} was replaced after it was read here, and was not overwritten: try again")

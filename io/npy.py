@@ -1,4 +1,4 @@
-"""Matrices in NumPy's .npy files, read and written by all ranks in parallel, by MPI-IO after the header."""
+"""Matrices and tensors in NumPy's .npy files, read and written by all ranks in parallel, by MPI-IO after the header."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 import pdgemm
-from pdgemm.algorithms.protection.checksum import checksum
-from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
+from pdgemm.errors import ArgumentError, DTypeError, FileError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.instrument.run_report import RunReport, report_of_file
 from pdgemm.instrument.spans import taking, timed
-from pdgemm.io import dataset_access, pieces
+from pdgemm.io import boxes, dataset_access, tensor_source
 from pdgemm.io.atomic import check_header, create_with_header, on_root, replacing
-from pdgemm.io.pieces import Progress, as_column
+from pdgemm.io.pieces import Progress
 from pdgemm.io.source import source as source_of
-from pdgemm.local.arrays.arguments import as_count
+from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.matrix.argument_checks import communicator
@@ -31,6 +30,7 @@ from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
 from pdgemm.support.files import LOST
+from pdgemm.tensors.dist_tensor import DistTensor
 
 _SPACES = b" " * 128  # mark our headers; every reader skips spaces at the end of a header
 _MARK = rb"^\x93NUMPY.{4}[^\n]*" + _SPACES + rb"\n"
@@ -43,19 +43,21 @@ def load(
     *,
     rows: Any = None,
     cols: Any = None,
+    part: Any = None,
     source: tuple[int, int] = (0, 0),
+    layout: Any = None,
     dtype: DType | None = None,
     transpose: bool = False,
     device: DeviceName = HOST,
     progress: Progress | None = None,
-) -> DistMatrix:
-    """Read the array of a .npy file as a DistMatrix.  Collective over the grid.
+) -> Any:
+    """Read the array of a .npy file as a DistMatrix, or a DistTensor.  Collective over the grid.
 
     path       : a file with an array of numbers, as `numpy.save` writes it, in C or Fortran order and any byte order.
-                 An array has two dimensions, or one, which is read as one column.
+                 An array of one dimension is read as one column, and one of more than two as a DistTensor.
     grid       : by default a grid of all ranks.
     rows, cols : the part to read: a slice or a range of step 1, or a pair (start, stop).
-    block, source, dtype, transpose, device, progress : as in `pdgemm.io.hdf5.load`.
+    part, block, source, layout, dtype, transpose, device, progress : as in `pdgemm.io.hdf5.load`.
 
     `.report` has the bytes and seconds.  Extra memory: at most 64 MiB per rank.
     Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
@@ -64,10 +66,11 @@ def load(
     with together(communicator_of(grid)) as description:
         path = Path(path)
         requested = None if dtype is None else element_type(dtype)
-        description += ["npy.load", path, rows, cols, requested, bool(transpose), device]
+        description += ["npy.load", path, rows, cols, shown(part), shown(layout), requested, bool(transpose), device]
     device_on(grid, device)
-    array = source_of(grid, str(path), (str(path), ""), requested, "T" if transpose else "N")
-    return array.read(grid, block, rows, cols, source=source, device=device, progress=progress)
+    array = source_of(grid, str(path), (str(path), ""), requested, "T" if transpose else "N", tensor=True)
+    how: Any = {"source": source, "device": device, "progress": progress}
+    return tensor_source.load(array, grid, block, rows, cols, part, layout, **how)
 
 
 def dataset(path: str | Path, grid: ProcessGrid | None = None, *, dtype: DType | None = None) -> pdgemm.StoredMatrix:
@@ -85,7 +88,7 @@ def dataset(path: str | Path, grid: ProcessGrid | None = None, *, dtype: DType |
 
 def save(
     path: str | Path,
-    matrix: DistMatrix | np.ndarray,
+    matrix: DistMatrix | DistTensor | np.ndarray,
     *,
     order: Order = "C",
     ndim: int = 2,
@@ -94,11 +97,11 @@ def save(
     grid: ProcessGrid | None = None,
     progress: Progress | None = None,
 ) -> RunReport:
-    """Write a DistMatrix, or a vector, as a .npy file, which `numpy.load` reads.  Collective over its grid.
+    """Write a matrix, a tensor or a vector as a .npy file, which `numpy.load` reads.  Collective over its grid.
 
     path  : the file, under exactly this name.  A file of `npy.save`, known by 128 spaces at the end of its header, is
             replaced; a file of another program is replaced only with `overwrite`.
-    matrix, grid : a DistMatrix, or a 1-D array, as in `pdgemm.io.hdf5.save`.
+    matrix, grid : a DistMatrix, a DistTensor, or a 1-D array, as in `pdgemm.io.hdf5.save`.
     order : "C" or "F", the order of the elements in the file.
     ndim  : with 1, a matrix of one column becomes an array of one dimension.
     check : read the file back and compare its checksum before the file is renamed, as `pdgemm.io.hdf5.save` does.
@@ -107,31 +110,30 @@ def save(
     temporary file at the end.  Raises FileError, LayoutError, DTypeError or ArgumentError on every rank, and leaves
     the old file unchanged.
     """
-    start, (A, ndim) = perf_counter(), as_column(matrix, ndim, grid)
-    comm = communicator(matrix=A)
+    start, (A, ndim) = perf_counter(), boxes.as_saved(matrix, ndim, grid)
+    comm = communicator(matrix=boxes.unfolded(A))
     with together(comm) as description:
         path = Path(path)
         description += ["npy.save", path, order, f"ndim={ndim}", bool(check), bool(overwrite)]
         if order not in ("C", "F"):
             raise ArgumentError(f'order {order!r} is neither "C" nor "F"')
-        if as_count(ndim, "ndim", 1) > 2 or (ndim == 1 and A.shape[1] != 1):
-            raise LayoutError(f"{path}: a matrix of shape {A.shape} cannot be saved with ndim={ndim}")
+        boxes.check_dimensions(str(path), A, ndim)
         if A.dtype.isbuiltin != 1:
             raise DTypeError(f"a .npy file cannot hold {A.dtype}: convert the matrix first, A.astype('float32')")
     stored = A if order == "C" else A.T
-    header = _header(A.shape[:ndim], A.dtype, order == "F" and ndim == 2)
+    header = _header(A.shape[:ndim], A.dtype, order == "F" and ndim > 1)
     size = A.size * A.dtype.itemsize
     output = replacing(path, comm, len(header) + size, bool(overwrite), _MARK)
-    with timed("write", A.stored.nbytes), taking(None), output as file:
+    with timed("write", boxes.unfolded(A).stored.nbytes), taking(None), output as file:
         on_root(comm, path, lambda: create_with_header(file, header, size))
-        array = file, len(header), stored.shape[1], stored.dtype, comm
+        array, unit = (file, len(header), stored.shape, stored.dtype, comm), (1,) * len(stored.shape)
         if size:
             with dataset_access.opened_by_mpi_io(*array, write=True) as transfer:
-                pieces.write_pieces(stored, transfer, (1, 1), progress)
+                boxes.write(stored, transfer, unit, progress)
         if size and check:
             with dataset_access.opened_by_mpi_io(*array) as transfer:
-                held = pieces.file_checksum(stored.shape, stored.dtype, transfer, (1, 1), comm)
-            if held != checksum(stored):  # the same on every rank
+                held = boxes.dataset_checksum(stored.shape, stored.dtype, transfer, unit, comm)
+            if held != boxes.checksum_of(stored):  # the same on every rank
                 raise FileError(f"{path}: {LOST}")
         on_root(comm, path, lambda: check_header(path, file, header, size))
     return report_of_file("wrote", (path, ""), "mpi-io", (A.shape[:ndim], A.dtype), size, perf_counter() - start)

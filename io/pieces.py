@@ -17,8 +17,6 @@ from pdgemm.algorithms.protection.checksum import bilinear, text, zero
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DTypeError
 from pdgemm.grids.distribution import BlockCyclic, Distribution, even_owners
-from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.grids.rectangles import Rectangle
 from pdgemm.local.arrays.device import HOST
 from pdgemm.local.arrays.dtypes import TYPE, kind_rank, names
 from pdgemm.local.arrays.elementwise import set_elements
@@ -30,17 +28,7 @@ ELEMENTS = 1 << 19  # elements of the largest block of a rank in a piece
 INDICES = 1 << 17  # the most rows or columns of a piece, since a redistribution may keep arrays of that length
 
 Progress = Callable[[int, int], object]
-Transfer = Callable[[int, int, np.ndarray], object]  # (first row, first column, elements); the array may be empty
-
-
-def as_column(matrix: Any, ndim: int, grid: ProcessGrid | None) -> tuple[DistMatrix, int]:
-    """Return the matrix to save, and the number of dimensions of its dataset: 1 for an array, which becomes a column.
-
-    grid : the ranks that hold the array; None: all.  Collective for an array, which the ranks compare.
-    """
-    if isinstance(matrix, np.ndarray) and matrix.ndim == 1:
-        return DistMatrix.from_global(matrix[:, None], grid=grid), 1
-    return matrix, ndim
+Transfer = Callable[..., object]  # (first row, first column, ..., elements): an index for each axis; it may be empty
 
 
 def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[np.dtype, ...]) -> None:
@@ -54,9 +42,12 @@ def check_dtypes(what: str, stored: np.dtype, wanted: np.dtype, possible: tuple[
         raise DTypeError(f"{what} holds {stored}, which cannot become {wanted}")
 
 
-def within(transfer: Transfer, part: Rectangle) -> Transfer:
-    """Return `transfer` for a part of the matrix: it counts rows and columns from the first element of the part."""
-    return lambda row, col, elements: transfer(row + part.rows[0], col + part.cols[0], elements)
+def within(transfer: Transfer, part: Sequence[tuple[int, int]]) -> Transfer:
+    """Return `transfer` for a part of the array: it counts indices from the first element of the part.
+
+    part : the range of each axis, of which the first index counts.
+    """
+    return lambda *place: transfer(*(i + first for i, (first, _) in zip(place, part)), place[-1])
 
 
 class Piece(NamedTuple):
@@ -77,7 +68,7 @@ class Piece(NamedTuple):
         return row, col, self.layout.local_shape(coords)
 
 
-def cut(shape: tuple[int, int], unit: tuple[int, int], ranks: int, period: tuple[int, int] = (1, 1)) -> list[Piece]:
+def cut(shape: tuple[int, int], unit: tuple[int, ...], ranks: int, period: tuple[int, int] = (1, 1)) -> list[Piece]:
     """Return the pieces of a dataset, as few as ELEMENTS and INDICES allow.
 
     unit   : rows and columns that are accessed together, as those of a chunk.
@@ -194,7 +185,7 @@ def _window(matrix: DistMatrix, rank: int) -> Any:
     return tuple(slice(*x) for x in ends) if alike else np.ix_(rows, cols)
 
 
-def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
+def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, ...], progress: Progress | None = None) -> None:
     """Write the matrix to the dataset.  Collective over its grid; all ranks call `put` equally often.
 
     A matrix on a device is copied to the host one piece at a time.
@@ -205,7 +196,7 @@ def write_pieces(matrix: DistMatrix, put: Transfer, unit: tuple[int, int], progr
             put(*start, staged.local)
 
 
-def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progress: Progress | None = None) -> None:
+def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, ...], progress: Progress | None = None) -> None:
     """Read the matrix from the dataset.  Collective over its grid; all ranks call `get` equally often.
 
     A matrix on a device is copied from the host one piece at a time.
@@ -223,7 +214,7 @@ def read_pieces(matrix: DistMatrix, get: Transfer, unit: tuple[int, int], progre
 
 
 def file_checksum(
-    shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, int], comm: MPI.Intracomm
+    shape: tuple[int, int], dtype: np.dtype, get: Transfer, unit: tuple[int, ...], comm: MPI.Intracomm
 ) -> str:
     """Return the checksum of the dataset, which equals the checksum of the matrix.  Collective."""
     return text(comm, file_sum(shape, dtype, get, unit, comm))
@@ -239,7 +230,7 @@ def file_sum(
     shape: tuple[int, int],
     dtype: np.dtype,
     get: Transfer,
-    unit: tuple[int, int],
+    unit: tuple[int, ...],
     comm: MPI.Intracomm,
     start: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
@@ -256,7 +247,7 @@ def file_sum(
 
 
 def _each(
-    matrix: DistMatrix, unit: tuple[int, int], progress: Progress | None
+    matrix: DistMatrix, unit: tuple[int, ...], progress: Progress | None
 ) -> Iterator[tuple[DistMatrix, DistMatrix, tuple[int, int]]]:
     """Yield for each piece a view of the matrix, a buffer in the file's layout, and the start of this rank's block."""
     comm, base, notify = matrix.grid.comm, matrix.grid.base, GuardedCallback(progress)

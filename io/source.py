@@ -19,7 +19,7 @@ from pdgemm.grids.distribution import Block
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.instrument.observer import Observer
-from pdgemm.instrument.run_report import report_of_file
+from pdgemm.instrument.run_report import RunReport, report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import dataset_access, pieces
 from pdgemm.io.atomic import on_root
@@ -142,7 +142,9 @@ class Source(NamedTuple):
 
     def again(self, grid: ProcessGrid) -> Source:
         """Inspect the dataset again, and return the source with its current properties.  Collective."""
-        return self._replace(stored=source(grid, self.what, self.dataset, self.dtype).stored)
+        return self._replace(
+            stored=source(grid, self.what, self.dataset, self.dtype, tensor=self.stored.ndim > 2).stored
+        )
 
     def read(
         self,
@@ -159,36 +161,46 @@ class Source(NamedTuple):
         rows, cols, verify, progress : as in `hdf5.load`, where rows and columns are those of the array in the file.
         layout : the other arguments of `DistMatrix.empty`.
         """
-        start, comm, stored, carried = perf_counter(), grid.comm, self.stored, self.dtype
+        start, comm, stored = perf_counter(), grid.comm, self.stored
         of_array = stored.shape[::-1] if self.by_columns else stored.shape
         with together(comm):
             part = Rectangle(as_range(rows, "rows", of_array[0]), as_range(cols, "cols", of_array[1]))
             whole = part.shape == of_array
-            if verify:  # the checksum is that of the stored bits, without conversion
-                if not whole:
-                    raise ArgumentError(f"{self.place}: verify needs the whole dataset, not {part}")
-                check_verifiable(stored, self.place)
-                carried = stored.dtype
-            elif carried.kind == "c" and stored.dtype.kind != "c" and self.dataset[1]:
-                carried = np.empty(0, carried).real.dtype  # HDF5 cannot convert real to complex numbers
-            collective = bool(self.dataset[1]) and not stored.scattered and dataset_access.parallel_h5py()
+            carried, collective = self.way(verify, None if whole else part)
         in_file = part._replace(rows=part.cols, cols=part.rows) if self.by_columns else part
         shape = in_file.shape[::-1] if self.transposed else in_file.shape
         layout |= {"block": block, "dtype": carried, "order": "F" if self.transposed else "C"}
         matrix = DistMatrix.empty(shape, grid=grid, **layout)
         there = matrix.T if self.transposed else matrix
         with timed("read", matrix.local.nbytes), taking(None):
-            with self._opened(comm, collective) as transfer:
+            with self.opened(comm, collective, stored.shape) as transfer:
                 pieces.read_pieces(there, within(transfer, in_file), stored.unit, progress)
             on_root(comm, Path(self.dataset[0]), lambda: check_unchanged(self.place, stored))
         if verify:
             check_checksum(stored, self.place, checksum.checksum(there))  # the same on every rank
         matrix = matrix.astype(self.dtype, copy=False)
-        method = "mpio" if collective else "mpi-io" if self._contiguous else "independent"
-        array, nbytes = (of_array[: stored.ndim], stored.dtype), part.size * stored.dtype.itemsize
-        what = self.dataset, method, array, nbytes, perf_counter() - start, stored.checksum
-        matrix.report = report_of_file("read", *what, None if whole else part)
+        matrix.report = self.report(collective, of_array, part.size, start, None if whole else part)
         return matrix
+
+    def way(self, verify: bool, part: Any) -> tuple[np.dtype, bool]:
+        """Return the type in which elements are read, and whether transfers are collective.   part : None for all."""
+        stored, carried = self.stored, self.dtype
+        if verify:  # the checksum is that of the stored bits, without conversion
+            if part is not None:
+                raise ArgumentError(f"{self.place}: verify needs the whole dataset, not {part}")
+            check_verifiable(stored, self.place)
+            carried = stored.dtype
+        elif carried.kind == "c" and stored.dtype.kind != "c" and self.dataset[1]:
+            carried = np.empty(0, carried).real.dtype  # HDF5 cannot convert real to complex numbers
+        return carried, bool(self.dataset[1]) and not stored.scattered and dataset_access.parallel_h5py()
+
+    def report(self, collective: bool, of_array: tuple[int, ...], size: int, start: float, part: Any) -> RunReport:
+        """Return the report of a read of `size` elements that began at `start`.   part : None for all."""
+        method = "mpio" if collective else "mpi-io" if self._contiguous else "independent"
+        stored = self.stored
+        array, nbytes = (of_array[: stored.ndim], stored.dtype), size * stored.dtype.itemsize
+        what = self.dataset, method, array, nbytes, perf_counter() - start, stored.checksum
+        return report_of_file("read", *what, part)
 
     def read_again(self, say: Observer, grid: ProcessGrid, block: Block | None, **layout: Any) -> DistMatrix:
         """Inspect the dataset again, and read it as `read` does.   say : receives progress and the report."""
@@ -219,7 +231,7 @@ class Source(NamedTuple):
             return
         stored, comm, path = self.stored, grid.comm, Path(self.dataset[0])
         on_root(comm, path, lambda: check_unchanged(self.place, stored))
-        with self._opened(comm, collective=False) as transfer:
+        with self.opened(comm, False, stored.shape) as transfer:
             yield transfer
         if sums is None:
             on_root(comm, path, lambda: check_unchanged(self.place, stored))
@@ -234,13 +246,18 @@ class Source(NamedTuple):
         """Whether the elements can be read by MPI-IO at their offset in a file."""
         return self.stored.offset is not None and (self.stored.dtype in STORED or not self.dataset[1])
 
-    def _opened(self, comm: MPI.Intracomm, collective: bool) -> AbstractContextManager[Transfer]:
-        """Open the dataset: with MPI-IO where its bytes are contiguous in a file, else through HDF5.  Collective."""
+    def opened(
+        self, comm: MPI.Intracomm, collective: bool, extents: tuple[int, ...]
+    ) -> AbstractContextManager[Transfer]:
+        """Open the dataset: with MPI-IO where its bytes are contiguous in a file, else through HDF5.  Collective.
+
+        extents : those of the dataset, or its shape as a matrix.
+        """
         (path, name), stored = self.dataset, self.stored
         if collective or not self._contiguous:
             return dataset_access.opened_by_hdf5(Path(path), name, comm, collective)
         assert stored.offset is not None
-        return dataset_access.opened_by_mpi_io(stored.file, stored.offset, stored.shape[1], stored.dtype, comm)
+        return dataset_access.opened_by_mpi_io(stored.file, stored.offset, extents, stored.dtype, comm)
 
 
 def ndim_of_product(b: Source, entry: Source | None) -> int:
@@ -248,10 +265,13 @@ def ndim_of_product(b: Source, entry: Source | None) -> int:
     return min(x.ndim for x in (b, entry) if x is not None)
 
 
-def source(grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: Any = None, op: str = "N") -> Source:
+def source(
+    grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: Any = None, op: str = "N", tensor: bool = False
+) -> Source:
     """Inspect a dataset, or a .npy file, and return its source.  Collective over the grid.
 
     dataset : the file, and the name of the dataset in it, "" for a .npy file.
+    tensor  : the dataset may have more than two dimensions.
 
     Raises the errors of `hdf5.load` and `npy.load` that do not depend on elements, and that of `Source.turned`.
     """
@@ -261,6 +281,9 @@ def source(grid: ProcessGrid, what: str, dataset: tuple[str, str], dtype: Any = 
         grid.comm, path, lambda: (stored_dataset(path, name), False) if name else _stored_array(path)
     )
     with together(grid.comm):
+        if stored.ndim > 2 and not tensor:
+            extents = stored.extents[::-1] if by_columns else stored.extents
+            raise LayoutError(f"{place} is neither a matrix nor a vector: its shape is {extents}")
         wanted = stored.dtype if dtype is None else element_type(dtype)
         wanted = wanted if name else wanted.newbyteorder("=")
         check_dtypes(place, stored.dtype, wanted, possible)
@@ -284,9 +307,9 @@ def _stored_array(path: Path) -> tuple[Stored, bool]:
             raise FileError(f"{path}: version {version[0]}.{version[1]} of the .npy format is not known")
         shape, fortran_order, dtype = _HEADERS[version](file)
         offset, current, before = file.tell(), state_of(file.fileno()), settled(path)
-    if len(shape) not in (1, 2):
+    if not shape:
         raise LayoutError(f"{path} is neither a matrix nor a vector: its shape is {shape}")
-    fortran_order = fortran_order and len(shape) == 2
+    fortran_order = fortran_order and len(shape) > 1
     if min(shape) < 0:
         raise FileError(f"{path} is damaged: its header says that its shape is {shape}")
     if dtype.kind not in "biufc":
@@ -296,10 +319,10 @@ def _stored_array(path: Path) -> tuple[Stored, bool]:
         raise FileError(f"{path} is truncated: its elements end at byte {end}, the file at {current.size}")
     if current != before:
         raise FileError(f"{path} {CHANGED}")
-    rows, cols = shape[0], prod(shape[1:])
+    extents = (*shape, 1)[: max(2, len(shape))]
     identity = current.device, current.inode, offset
     stored = Stored(
-        shape=(cols, rows) if fortran_order else (rows, cols),
+        extents=extents[::-1] if fortran_order else extents,
         dtype=dtype,
         file=path,
         offset=offset,
@@ -307,5 +330,6 @@ def _stored_array(path: Path) -> tuple[Stored, bool]:
         object=identity,
         objects={identity},
         ndim=len(shape),
+        unit=(1,) * len(extents),
     )
     return stored, fortran_order

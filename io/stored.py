@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,18 +36,18 @@ Object = tuple[int, int, int]  # identity of a dataset: device and inode of its 
 class Stored(NamedTuple):
     """The properties of a dataset, as rank 0 has inspected it.
 
-    shape     : rows and columns; a dataset of one dimension is read as one column.
+    extents   : the extents of the axes; a dataset of one dimension has a second axis of extent 1.
     ndim      : dimensions of the dataset.
     file      : the file that the name resolves to.
     offset    : the byte offset in `file`, if the elements are contiguous and stored as NumPy holds them in memory.
-    unit      : rows and columns that are read together.
+    unit      : indices along each of these axes that are read together.
     scattered : the bytes are in external files, or in other datasets.
     states    : the states of all files with bytes of the dataset, or with a link to it, to detect changes.
     object    : the identity of this dataset, whatever names lead to it.
     objects   : the identities of this dataset and of all datasets that hold its elements, the sources of a virtual one.
     """
 
-    shape: tuple[int, int]
+    extents: tuple[int, ...]
     dtype: np.dtype
     file: Path
     offset: int | None
@@ -54,9 +55,15 @@ class Stored(NamedTuple):
     object: Object
     objects: set[Object]
     ndim: int = 2
-    unit: tuple[int, int] = (1, 1)
+    unit: tuple[int, ...] = (1, 1)
     scattered: bool = False
     checksum: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix that the dataset is; of several dimensions, with `first_axes` as rows."""
+        axes = first_axes(self.extents)
+        return prod(self.extents[:axes]), prod(self.extents[axes:])
 
 
 class Old(NamedTuple):
@@ -129,13 +136,13 @@ def _properties(path: Path, name: str, target: Found, seen: Seen) -> Stored:
     if not isinstance(dataset, h5py.Dataset):
         here = f"the name leads into {other}" if other else f"it has {_contents(file) or 'none'}"
         raise FileError(f"{path} has no dataset {name}; {here}")
-    if dataset.ndim not in (1, 2):
+    if not dataset.ndim:
         raise LayoutError(f"{path}:{name} is neither a matrix nor a vector: its shape is {dataset.shape}")
     what, dtype = f"{path}:{name}", dataset.dtype
     objects = _checked_sources(dataset, what, seen)
     recorded = read_attribute(dataset, "pdgemm_checksum")
     return Stored(
-        shape=(*dataset.shape, 1)[:2],
+        extents=(*dataset.shape, 1)[: max(2, dataset.ndim)],
         dtype=np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufc" else dtype,
         file=other or path,
         offset=_offset(dataset, what),
@@ -275,10 +282,16 @@ def _object(item: Any) -> Object:
     return file.device, file.inode, h5py.h5o.get_info(item.id).addr
 
 
-def access_unit(dataset: h5py.Dataset) -> tuple[int, int]:
-    """Return the rows and columns to be accessed together: a chunk, unless it is too large."""
-    rows, cols = (*(dataset.chunks or (1,)), 1)[:2]
-    return (rows, cols) if rows * cols * dataset.dtype.itemsize <= _MOST_CHUNK else (1, 1)
+def access_unit(dataset: h5py.Dataset) -> tuple[int, ...]:
+    """Return the indices along each axis to be accessed together: a chunk, unless it is too large."""
+    ones = (1,) * max(2, dataset.ndim)
+    unit = (*(dataset.chunks or ()), *ones)[: len(ones)]
+    return unit if prod(unit) * dataset.dtype.itemsize <= _MOST_CHUNK else ones
+
+
+def first_axes(extents: Sequence[int]) -> int:
+    """Return how many first axes are the rows of the most even matrix; recorded checksums depend on this number."""
+    return min(range(1, len(extents)), key=lambda k: max(prod(extents[:k]), prod(extents[k:])))
 
 
 def _offset(dataset: h5py.Dataset, what: str) -> int | None:

@@ -38,6 +38,9 @@ COMMANDS = {  # in the order of the gallery; the last command of each runs the e
     "least_squares": [ON_RANKS],
     "digits": [f"{ON_RANKS} --picture digits.png"],
     "boosted_trees": [f"{ON_RANKS} --missing 0.1 --picture boosted_trees.png"],
+    "ccsd_ladder": [ON_RANKS],
+    "rpa": [ON_RANKS],
+    "tensor_network": [ON_RANKS],
 }
 LAYOUTS = {  # the ranks and the options of gpt/train.py
     "1 process": (1, "--microbatches 4"),

@@ -74,7 +74,7 @@ class RunReport(InNotebook):
     Of a load or save, where bytes are the total of all ranks:
     action, path, name, method : "read" or "wrote"; the file; its dataset, empty for a .npy file; the method of access.
     shape : shape of the matrix in the file: one number for a vector.
-    part : the rows and columns that were read; None: all of it.
+    part : the rows and columns, or the range of each axis of a tensor, that were read; None: all of it.
     checksum : the checksum that is stored with the dataset; None: there is none.
     generation, names : only of `save_all`: the number of the saved generation, and the names of its matrices.
 
@@ -128,7 +128,7 @@ class RunReport(InNotebook):
     shape: tuple[int, ...]
     bytes: int
     checksum: str | None
-    part: Rectangle | None
+    part: Rectangle | tuple[tuple[int, int], ...] | None
     generation: int
     names: tuple[str, ...]
     _text: Callable[[Any], str] | None
@@ -233,7 +233,7 @@ def report_of_file(
     size: int,
     seconds: float,
     checksum: str | None = None,
-    part: Rectangle | None = None,
+    part: Rectangle | tuple[tuple[int, int], ...] | None = None,
 ) -> RunReport:
     """Return the report of a load or save.   place : file and dataset.   array : shape and type of the dataset."""
     (path, name), (shape, dtype) = place, array

@@ -134,11 +134,11 @@ def _elementwise(name: str, act: Callable[..., Any], *operands: Any) -> Any:
     return result
 
 
-def check_one_device(name: str, matrices: Sequence[MatrixBase]) -> None:
-    """Raise DeviceError, on all ranks, where matrices are not all on the host or all on one device."""
+def check_one_device(name: str, matrices: Sequence[Any]) -> None:
+    """Raise DeviceError, on all ranks, where matrices or tensors are not all on the host or all on one device."""
     for other in matrices:
         if other.device != matrices[0].device:
-            raise DeviceError(f"{name} of matrices on {matrices[0].device} and {other.device}: use to_device")
+            raise DeviceError(f"{name} of arrays on {matrices[0].device} and {other.device}: use to_device")
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:

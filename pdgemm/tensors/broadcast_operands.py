@@ -11,6 +11,7 @@ from pdgemm.errors import LayoutError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
+from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.tensor_base import TensorBase
@@ -31,6 +32,7 @@ def common_shape(name: str, inputs: Sequence[Any], out: Any) -> tuple[int, ...]:
             raise LayoutError(f"{name}: shapes {' and '.join(map(str, shapes))} cannot be broadcast") from None
         if out is not None and out.shape != shape:
             raise LayoutError(f"{name} has the shape {shape}, and out is {out!r}")
+        check_one_device(name, [x for x in (out, *inputs) if isinstance(x, (TensorBase, DistMatrix))])
     return shape
 
 

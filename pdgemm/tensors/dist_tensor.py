@@ -16,6 +16,7 @@ from pdgemm.local.arrays.arguments import as_name
 from pdgemm.local.arrays.device import HOST, Array, to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import element_function
+from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of, device_on, new_array, new_shared
 from pdgemm.names import DeviceName, DType, RandomKind
@@ -173,8 +174,7 @@ class DistTensor(TensorParts, TensorReductions, TensorFunctions):
 
     def _set(self, elements: np.ndarray) -> None:
         """Set the local elements to those of an array on the host.  Local."""
-        device = devices.of(self.unfolding.stored)
-        self.local[...] = device.to_device(np.ascontiguousarray(elements), "C") if device else elements
+        set_broadcast(self.local, elements)
 
     # ------------------------------------------------------------------ reading
     def matrix(self, rows: Axes, cols: Axes | None = None) -> DistMatrix:

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 
 from pdgemm.batched import matmul_batched
-from pdgemm.errors import DTypeError, LayoutError
-from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.errors import LayoutError
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays.device import beside
+from pdgemm.local.arrays.elementwise import is_extension, set_broadcast, supported
 from pdgemm.matrix.argument_checks import as_scalar
+from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
-from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction, Resources, TensorValue
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, plan_of
+from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_beneath, plan_of
 from pdgemm.planning.tensors.expression import Expression, parsed
+from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.dist_tensor import DistTensor
@@ -41,7 +43,8 @@ def einsum(
 
     expression : as for numpy.einsum: a letter for each axis, repeated letters, "..." and an implicit result included;
         or operands and lists of axis numbers in turns.
-    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank.
+    operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays only, the result is that
+        of numpy.einsum.
     out        : DistTensor of the shape of the result, overwritten, not read if beta is 0.   None: a new tensor.
     optimize   : the plan of `plan_einsum` for tensors of these layouts; otherwise a plan is made, and kept for the next
         call with such tensors.
@@ -52,9 +55,9 @@ def einsum(
     Cost: that of the plan.  Error: that of the products, see `pdgemm`.
     Raises ArgumentError, LayoutError, DTypeError, MemoryLimitError, on every rank; messages name the expression.
     """
-    known = [x for x in (expression, *operands) if isinstance(x, (DistTensor, DistMatrix))]
-    if not known:
-        raise DTypeError("einsum takes at least one DistTensor or DistMatrix; numpy.einsum takes arrays")
+    known = [x for x in (out, expression, *operands) if isinstance(x, (DistTensor, DistMatrix))]
+    if not known:  # opt_einsum contracts intermediate results of one axis, which are arrays
+        return alpha * np.einsum(expression, *operands, optimize=True)
     grid = known[0].grid
     plan: EinsumPlan | None = None
     with together(grid.comm) as arguments:
@@ -66,7 +69,7 @@ def einsum(
             plan = _planned(expr, tensors, out, optimize, memory_limit)
             arguments.append(plan.description)
     if plan is None:
-        tensors = [_as_tensor(x, grid) for x in tensors]
+        tensors = [_as_tensor(x, known[0]) for x in tensors]
         with together(grid.comm) as arguments:
             plan = _planned(expr, tensors, out, optimize, memory_limit)
             arguments.append(plan.description)
@@ -85,20 +88,21 @@ def _planned(
     expr: Expression, tensors: Sequence[DistTensor], out: DistTensor | None, optimize: Any, memory_limit: int | None
 ) -> EinsumPlan:
     """Return the plan of an einsum of tensors.  Raises LayoutError if the caller's plan is another one.  Local."""
+    check_one_device(f"einsum {expr}", [x for x in (*tensors, out) if x is not None])
     values, grid = tuple(TensorValue(x.layout, x.dtype) for x in tensors), tensors[0].grid
     if isinstance(optimize, EinsumPlan):
         if (str(optimize.expression), optimize.operands) != (str(expr), values):
             raise LayoutError(f"the plan was made for {optimize.expression} and other layouts than those of {expr}")
         return optimize
-    machine = on_nodes(machine_at_hand(tensors[0].device != devices.HOST), grid.ranks_per_node)
-    resources = Resources(grid.size, machine, memory_limit, grid.members)
+    resources = Resources(grid.size, machine_beneath(tensors[0]), memory_limit, grid.members)
     return plan_of(expr, values, resources, None if out is None else out.layout)
 
 
-def _as_tensor(x: Any, grid: ProcessGrid) -> DistTensor:
+def _as_tensor(x: Any, like: DistTensor | DistMatrix) -> DistTensor:
+    """Return a tensor, a matrix or an array as a tensor; an array on the grid and the device of `like`."""
     if isinstance(x, DistMatrix):
         return DistTensor.of_matrix(x, x.shape)
-    return x if isinstance(x, DistTensor) else DistTensor.from_global(np.asarray(x), grid=grid)
+    return x if isinstance(x, DistTensor) else DistTensor.from_global(x, grid=like.grid, device=like.device)
 
 
 def _carried_out(
@@ -110,7 +114,7 @@ def _carried_out(
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
         at = dict(zip(plan.slices, index))
         terms = [
-            x.part({axis: min(at[y], x.shape[axis] - 1) for axis, y in enumerate(labels) if y in at}) if at else x
+            x.part({axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}) if at else x
             for x, labels in zip(tensors, plan.expression.inputs)
         ]
         out, beta = _steps(plan, terms, alpha, beta, out, work), 1
@@ -162,9 +166,12 @@ def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
     n = x.layout.indices(first, x.grid.coords)
 
     def elements() -> Any:
-        y = np.moveaxis(x.local, [first, *others], range(1 + len(others)))
-        y = y[(np.arange(len(n)), *[n] * len(others))]
-        return np.moveaxis(y, 0, first - sum(axis < first for axis in others))
+        y = x.local
+        places = {axis: beside(n, y) for axis in others} | {first: beside(np.arange(len(n)), y)}
+        kept = [axis for axis in range(x.ndim) if axis not in places]
+        y = y.transpose(first, *others, *kept)[tuple(places[axis] for axis in (first, *others))]
+        back = sorted(range(1 + len(kept)), key=(first, *kept).__getitem__)
+        return y.transpose(back)
 
     return x.with_elements(x.layout.without(others), x.dtype, elements)
 
@@ -177,7 +184,9 @@ def _contracted(
     if chosen.way == ELEMENTWISE:
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
-        C = A.with_elements(chosen.C, dtype, lambda: dtype.type(alpha) * (a.local.astype(dtype) * b.local))
+        inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
+        product = lambda: inner.type(alpha) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
+        C = A.with_elements(chosen.C, dtype, product)
         return C if out is None else _added(C, 1, beta, out, work)
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
     empty = 0 in (*plan.mnk, plan.extent(chosen.batch))
@@ -239,10 +248,10 @@ def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: 
         keys = [_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes)]
         for part, x, key in zip(parts[:2], (A, B), keys):
             if part.local.size:  # an idle rank has no index of the batch
-                part.local[...] = x.local[key]
+                set_broadcast(part.local, x.local[key])
         work.product(alpha, X, Y, 0, Z, **plan.request._asdict())
         if parts[2].local.size:
-            C.local[keys[2]] = parts[2].local
+            set_broadcast(C.local[keys[2]], parts[2].local)
 
 
 def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:
@@ -254,6 +263,8 @@ def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, .
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """Return sums of products over pairs of axes, as numpy.tensordot.  Collective; see `einsum`."""
     known = a if isinstance(a, (DistTensor, DistMatrix)) else b
+    if not isinstance(known, (DistTensor, DistMatrix)):
+        return np.tensordot(a, b, axes)
     with together(known.grid.comm) as arguments:
         shapes = [tuple(x.shape) if hasattr(x, "shape") else np.shape(x) for x in (a, b)]
         na, nb = map(len, shapes)

@@ -14,6 +14,7 @@ from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.names import DeviceName
@@ -76,15 +77,17 @@ class TensorBase:
 
     @property
     def local(self) -> Array:
-        """This rank's elements, with the axes of the tensor; a view of the local array of `unfolding`.
+        """This rank's elements, with the axes of the tensor; a view of `unfolding.local`.
 
+        A view, because a reshape that only divides rows and columns never copies, on the host or on a device; but of a
+        conjugated matrix, `A.H.tensor(shape)`, it is a copy, as `unfolding.local`.
         Of a tensor without axes, a rank without its number has an array of shape (0, 0).
         """
         elements, coords = self.unfolding.local, self.grid.coords
         axes, extents = self.layout.rows + self.layout.cols, self.layout.local_shape(coords)
         if not axes and not elements.size:
             return elements
-        return elements.reshape([extents[x] for x in axes]).transpose(np.argsort(axes) if axes else None)
+        return elements.reshape([extents[x] for x in axes]).transpose(sorted(range(len(axes)), key=axes.__getitem__))
 
     def indices(self) -> list[np.ndarray]:
         """Return, for each axis, the indices of this rank's elements, ascending.  Local."""
@@ -111,6 +114,17 @@ class TensorBase:
     def astype(self, dtype: Any) -> Self:
         """Return a copy with elements of another type.  Collective."""
         return self._like(self.unfolding.astype(dtype))
+
+    def to_device(self, device: DeviceName = "cuda") -> Self:
+        """Return a copy in the memory of a device or the host, or the tensor itself if it is there.  Collective.
+
+        Raises DeviceError where the device does not exist, OutOfMemoryError where its memory is full; on every rank.
+        """
+        return self._like(self.unfolding.to_device(device))
+
+    def to_host(self) -> Self:
+        """Return a copy in the memory of the host, or the tensor itself if it is there.  Collective."""
+        return self._like(self.unfolding.to_host())
 
     def conj(self) -> Self:
         """Return the complex conjugate, a copy.  Local."""
@@ -165,11 +179,14 @@ class TensorBase:
 
     def part(self, places: dict[int, int]) -> Self:
         """Return the part with these indices of some axes, none of which is divided.  Local."""
-        key = tuple(places.get(axis, slice(None)) for axis in range(self.ndim))
+        key = (*(places.get(axis, slice(None)) for axis in range(self.ndim)), ...)
         return self.with_elements(self.layout.without([*places]), self.dtype, lambda: self.local[key])
 
     def with_elements(self, layout: TensorLayout, dtype: np.dtype, elements: Callable[[], Array]) -> Self:
-        """Return a tensor on the grid of this one.  Collective.   elements : returns those of this rank."""
+        """Return a tensor on the grid and the device of this one.  Collective.
+
+        elements : returns those of this rank, which are broadcast, on the host or on the device.
+        """
         with (agreement := together(self.grid.comm)):
             there = self.grid.base.reshaped(layout.grid_shape, layout.rank_map)
             shape, where = layout.matrix.local_shape(there.coords), devices.of(self.unfolding.stored)
@@ -177,7 +194,7 @@ class TensorBase:
             agreement.flag = not is_readable(local, there)
             result = type(self)(DistMatrix(local, there, layout.matrix, "C"), layout)
             if local.size:
-                result.local[...] = elements()
+                set_broadcast(result.local, elements())
         result.unfolding.shared = not agreement.flag
         return result
 

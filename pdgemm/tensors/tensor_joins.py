@@ -11,6 +11,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.dtypes import common
+from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
@@ -32,6 +33,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
         if len({(x.ndim, x.shape[:at], x.shape[at + 1 :]) for x in tensors}) != 1:
             shapes = " and ".join(str(x.shape) for x in tensors)
             raise LayoutError(f"tensors joined along axis {axis} must agree in the other axes, got {shapes}")
+        check_one_device("concatenate", tensors)
         dtype = common(*(x.dtype for x in tensors))
     kept = first.default_layout([n for x, n in enumerate(first.shape) if x != at])
     parts = [in_layout(x, kept.expanded([at], [x.shape[at]]), name="concatenate") for x in tensors]
@@ -54,7 +56,7 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
 def _as_tensor(x: Any, like: Any) -> Any:
     if isinstance(x, DistMatrix):
         return x.tensor(x.shape)
-    return x if isinstance(x, TensorBase) else type(like).from_global(x, grid=like.grid)
+    return x if isinstance(x, TensorBase) else type(like).from_global(x, grid=like.grid, device=like.device)
 
 
 def moveaxis(T: Any, source: Any, destination: Any) -> Any:

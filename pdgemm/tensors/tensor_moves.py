@@ -22,6 +22,7 @@ from pdgemm.schedules.exchanges.tensor_exchange import (
 )
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.transport.block_copy import copy_permuted
 
 Tensor = TypeVar("Tensor", bound=TensorBase)
 
@@ -57,7 +58,8 @@ def in_layout(
         local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
         if not stays:
             local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))
-        agreement.flag = not (X.shared if in_place else is_readable(read, here)) or not is_readable(local, there)
+        readable = X.shared if in_place and not X.conjugated else is_readable(read, here)
+        agreement.flag = not readable or not is_readable(local, there)
     shared = not agreement.flag
     result = DistMatrix(local, there, target.matrix, "C", shared=shared)
     if not stays:
@@ -77,5 +79,5 @@ def spread(T: Tensor, target: TensorLayout) -> Tensor:
 def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:
     """Return a copy of an array with rows contiguous, as a matrix of this shape.  Local."""
     copy = new_array(shape, x.dtype, "C", grid, devices.of(like.stored))
-    copy.reshape(x.shape)[...] = x
+    copy_permuted(x, copy.reshape(x.shape))
     return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Self
@@ -11,6 +12,9 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.local.arrays.device import Array, beside
+from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
 from pdgemm.tensors.tensor_moves import in_layout
@@ -73,8 +77,25 @@ class TensorParts(TensorBase):
             part = part.transpose([first, *range(first), *range(first + 1, part.ndim)])
         return whole_if_small(part, self.ndim > 1)
 
+    def put(self, start: Sequence[int], part: Self) -> None:
+        """Set the box of the shape of `part` whose first indices are `start` to the elements of `part`.  Collective.
+
+        part : a tensor on the ranks of this one, of its type, in any layout; it is moved.
+        """
+        layout, key = self._window({axis: range(i, i + n) for axis, (i, n) in enumerate(zip(start, part.shape))})
+        part = in_layout(part, layout, name="put")
+        if part.local.size:
+            set_broadcast(self.local[key], part.local)
+
     def _windowed(self, picks: dict[int, Any]) -> Self:
         """Return a copy of some indices of each axis; those of an axis that is divided follow each other.  Local."""
+        there, key = self._window(picks)
+        return self.with_elements(
+            there, self.dtype, lambda: reduce(lambda x, axis: _taken(x, axis, key[axis]), picks, self.local)
+        )
+
+    def _window(self, picks: dict[int, Any]) -> tuple[TensorLayout, tuple[Any, ...]]:
+        """Return the layout of a part, as for `_windowed`, and the key of this rank's elements of the part.  Local."""
         layout, shape, first, key = self.layout, [*self.shape], [*self.layout.first], [slice(None)] * self.ndim
         for axis, indices in picks.items():
             shape[axis] = len(indices)
@@ -86,11 +107,9 @@ class TensorParts(TensorBase):
                 first[at] = first[at].window(*ends)
             elif axes and axes[0] in picks:
                 first[at] = BlockCyclic(shape[axes[0]], max(1, shape[axes[0]]), 1)
-        there = replace(layout, shape=tuple(shape), first=(first[0], first[1]))
-        return self.with_elements(
-            there, self.dtype, lambda: reduce(lambda x, axis: x[_along(axis, key[axis])], picks, self.local)
-        )
+        return replace(layout, shape=tuple(shape), first=(first[0], first[1])), tuple(key)
 
 
-def _along(axis: int, key: Any) -> tuple[Any, ...]:
-    return (*[slice(None)] * axis, key)
+def _taken(x: Array, axis: int, key: slice | np.ndarray) -> Array:
+    """Return a slice of an array along an axis, or a copy of the elements with these indices."""
+    return x[(*[slice(None)] * axis, key)] if isinstance(key, slice) else np.take(x, beside(key, x), axis=axis)

@@ -10,6 +10,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import NARROW, TYPE
+from pdgemm.local.arrays.elementwise import supported
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
@@ -46,9 +47,8 @@ class TensorReductions(TensorBase):
             part = there._partly(name, gone, wide)
             part.unfolding.report = there.unfolding.later_report
         if rounded and wide != dtype:
-            sums = part
-            part = sums.with_elements(sums.layout, dtype, lambda: sums.local.astype(dtype))
-            part.unfolding.report = sums.unfolding.later_report
+            report, part = part.later_report, part.astype(dtype)
+            part.unfolding.report = report
         return part if keepdims else whole_if_small(type(self)(part.unfolding, part.layout.without(gone)), True)
 
     def _partly(self, name: str, gone: tuple[int, ...], dtype: np.dtype) -> Self:
@@ -117,5 +117,6 @@ def _fold(name: str, x: Array, axes: tuple[int, ...], dtype: np.dtype) -> Array:
         return np.full(
             shape, complex(end, end) if dtype.kind == "c" else end
         )  # complex numbers are ordered by both parts
+    x = supported(x)
     wide = {"dtype": dtype} if name in ("sum", "prod") else {}
     return getattr(np, name)(x, axis=axes, keepdims=True, **wide)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,13 @@ from pdgemm.grids.index_map import IndexMap, StridedRuns
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.local.arrays.element_functions import slabs
-from pdgemm.local.arrays.elementwise import CONVERT, Combine
+from pdgemm.local.arrays.elementwise import CONVERT, Combine, set_broadcast
 
 Copy = Callable[[Any, Any], object]  # copy(target, source)
 _TILE = 64  # rows and columns of a tile of a transposing copy: source and target stay in cache
+_LINES = (512, 4096)  # cache lines of parts of a permuting copy: the first level of cache, or the second one
+_NEARBY = 128  # bytes from element to element at which processors fetch the next ones in time
+_PART = 8192  # mean number of elements of such a part from which Python's loop costs little
 _WORTHWHILE = 256  # mean number of elements per view from which views are faster than copies by index
 
 
@@ -56,6 +60,44 @@ def _view(x: np.ndarray, row: int, col: int, down: int, right: int, r: StridedRu
     if memory.flags.c_contiguous:  # the constructor is five times as fast as as_strided
         return np.ndarray(shape, x.dtype, memory, row * ds + col * rs, strides)
     return as_strided(wire(x[row:, col:]), shape, strides).view(x.dtype)  # as_strided accepts NumPy's own types only
+
+
+def copy_permuted(source: Array, target: Array) -> None:
+    """Assign target := source, of any number of axes, where the target is row-major and the source is not.
+
+    NumPy copies in the order of the target, whose last axis varies fastest.  If neighbours in the source are along an
+    axis that varies slowly, each cache line of the source is read again for each of its elements.  So the array is
+    copied in parts whose lines stay in cache.
+    """
+    if type(target) is not np.ndarray or target.size < _PART or source.strides[-1] <= _NEARBY:
+        set_broadcast(target, source)
+        return
+    for key in next(filter(None, (_parts(source, lines) for lines in _LINES)), [()]):
+        target[key] = source[key]
+
+
+def _parts(source: np.ndarray, lines: int) -> list[tuple[Any, ...]]:
+    """Return the keys of parts that read at most so many cache lines at a time; no key if there are too many parts.
+
+    A part has all indices of the axis along which elements of the source are neighbours, and of slower axes, one index
+    of each of the next axes, and some indices of the fastest axes.
+    """
+    shape, axis, held = source.shape, source.ndim - 1, 1
+    near = min(range(source.ndim), key=lambda x: (shape[x] < 2, source.strides[x]))
+    while axis > near + 1 and held * shape[axis] <= lines:
+        held *= shape[axis]
+        axis -= 1
+    if axis <= near:
+        return [()]
+    step = max(1, lines // held)
+    if prod(shape[near + 1 : axis]) * -(-shape[axis] // step) * _PART > source.size:
+        return []
+    whole = (slice(None),) * (near + 1)
+    return [
+        (*whole, *index, slice(start, start + step))
+        for index in np.ndindex(shape[near + 1 : axis])
+        for start in range(0, shape[axis], step)
+    ]
 
 
 def _tiled(source: np.ndarray, target: np.ndarray, copy: Copy) -> None:

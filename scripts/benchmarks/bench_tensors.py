@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ MANY = {  # expressions of the plans for many ranks, and the extent of every ind
     "six tensors": ("ab,bc,cd,de,ef,fg->ag", 2048),
     "six tensors of four axes": ("abij,ijkl,klmn,mnop,opqr,qrst->abst", 12),
 }
+SETTLE = 0.3  # seconds after which the threads of BLAS no longer keep a core busy
 MESSAGE = 1 << 22  # words of a message that measures the rate of a cable
 Shapes = list[tuple[int, ...]]
 
@@ -66,6 +67,7 @@ def alone(comm: Any, calls: int, work: Work) -> float:
             for _ in range(calls):
                 work()
             seconds = (perf_counter() - start) / calls
+        sleep(SETTLE)
     asleep(comm)
     return seconds
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from flips import changed_after_the_product, larger
 
 from pdgemm import DistMatrix, linalg
-from pdgemm.io.streamed import stored_svd
+from pdgemm.io.streamed import einsum_files, stored_svd
 from pdgemm.tools.cli.commands import cli
 from pdgemm.tools.cli.linalg_checks import TELLS, Check
 
@@ -226,3 +226,19 @@ def test_json_has_all_checks_and_the_least_verdict(comm: Any, folder: Path) -> N
     code, said = pdgemm(comm, "eigh", "a.h5:/skew", "--values", "--verify", "--json")
     facts = json.loads(said.splitlines()[-1])["verify"]  # standard error contains the warning
     assert code == 1 and facts["wrong"] and facts["what"] == "|Ah - A|"
+
+
+def test_a_wrong_contraction_is_not_stored(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contraction = "einsum", "ij,kj->ik", "a.h5:/x", "a.h5:/her", "-o", "c.h5:/r", "--verify"
+    right = einsum_files.einsum
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        C = right(*arguments, **options)
+        C.local[:1, :1] += 1e-3
+        return C
+
+    with monkeypatch.context() as patched:
+        patched.setattr(einsum_files, "einsum", wrong)
+        code, said = pdgemm(comm, *contraction)
+    assert code == 1 and "WRONG" in said and not Path("c.h5").exists()
+    assert pdgemm(comm, *contraction)[0] == 0 and Path("c.h5").exists()

@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 from typing import Any, ClassVar
 
+import device_tensors
 import numpy as np
 import pytest
 from checked_product import check
@@ -346,6 +347,13 @@ class CudaLayer(CudaLapack):
             Y = cuda.to_device(y if beta else np.where(inside, np.nan, y), order)
             cuda.combine_within(Combine(alpha, beta), Y, X, steps)
             assert np.array_equal(cuda.to_host(Y), np.where(inside, alpha * x + beta * y, y))
+
+    @pytest.mark.parametrize("dtype", device_tensors.KINDS)
+    def test_tensors(self, comm: Any, dtype: str) -> None:
+        with ProcessGrid(comm) as grid:
+            for check_all in (device_tensors.check_tensors, device_tensors.check_einsums):
+                check_all(grid, "cuda", dtype)
+            device_tensors.check_views(grid, "cuda")
 
     @pytest.mark.parametrize("dtype", ["float32", "complex128"])
     def test_products_with_a_triangle(self, comm: Any, dtype: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
 HALF = np.dtype(ml_dtypes.bfloat16)  # bfloat16: only some functions and casts of CuPy accept it
 
 
 class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of the simulated device: sliced, transposed and reshaped like NumPy's; the host cannot read elements.
+    """An array of the simulated device: a view of it is made as by NumPy; the host cannot read elements.
 
     As in CuPy, NumPy's functions of it are launches.  Only functions of CuPy 14.2, and arguments that it accepts, are
     allowed: an array of the host is not combined with one of the device.
@@ -44,8 +45,8 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         others = arguments[1:] if joined else arguments[_FUNCTIONS[name][1] :]
         _check_mixture((*arrays, *others, *options.values()))
         halves = HALF in [x.dtype for x in arrays if isinstance(x, FakeArray)]
-        assert not halves or name in ("concatenate", "take", "expand_dims"), f"{name} of bfloat16"
-        if name == "expand_dims":
+        assert not halves or name in ("concatenate", "take", "expand_dims", "broadcast_to"), f"{name} of bfloat16"
+        if name in ("expand_dims", "broadcast_to"):
             return self._like(function(self.x, *others, **options))
         if name == "where":
             assert isinstance(arrays[0], FakeArray), "cupy.where calls condition.astype"
@@ -77,8 +78,11 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def imag(self) -> FakeArray:
-        assert self.dtype.kind == "c"
-        return self._like(self.x.imag)
+        if self.dtype.kind == "c":
+            return self._like(self.x.imag)
+        zeros = self.device.empty(self.shape, self.dtype)
+        zeros[...] = 0
+        return zeros
 
     def __init__(self, x: np.ndarray, device: Any, managed: bool = False) -> None:
         self.x, self.device, self.managed = x, device, managed
@@ -100,13 +104,22 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> FakeArray:
         keys = key if isinstance(key, tuple) else (key,)
-        assert all(k in (..., None) or isinstance(k, (slice, int, np.integer)) for k in keys), "no indexing by arrays"
+        if keys and all(isinstance(k, FakeArray) for k in keys):
+            assert {k.dtype.kind for k in keys} == {"i"}
+            return _evaluated(self.device, "take", lambda x, *places: x[places], (self, *keys), None)
+        assert not any(isinstance(k, (list, np.ndarray, FakeArray)) for k in keys), "no indexing by arrays"
+        assert all(k in (..., None) or isinstance(k, (slice, int, np.integer)) for k in keys)
         found = self.x[key]
         assert isinstance(found, np.ndarray), "no reading of elements"
         return self._like(found)
 
-    def __setitem__(self, key: Any, value: complex) -> None:
+    def __setitem__(self, key: Any, value: Any) -> None:
         part = self[key]
+        if isinstance(value, FakeArray):
+            assert value.dtype.kind != "c" or self.dtype.kind == "c", "CuPy would drop imaginary parts"
+            self.device._launch("assign", (value,), (part,), lambda: np.copyto(part.x, value.x, "unsafe"))
+            return
+        assert not np.ndim(value), "CuPy does not assign arrays of the host"
         self.device._launch("fill", (), (part,), lambda: part.x.fill(value))
 
     def reshape(self, *shape: Any, order: Any = "C") -> FakeArray:
@@ -118,6 +131,11 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         made = self.x.ravel(order)
         assert np.shares_memory(made, self.x) or not made.size, "ravel would copy"
         return self._like(made)
+
+    def transpose(self, *axes: Any) -> FakeArray:
+        order = axes[0] if len(axes) == 1 else axes
+        assert order is None or all(type(x) is int for x in order), "CuPy takes a sequence of integers"
+        return self._like(self.x.transpose(*axes))
 
     def swapaxes(self, *axes: int) -> FakeArray:
         return self._like(self.x.swapaxes(*axes))
@@ -149,14 +167,14 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
 _LACKING = {"spacing", "isnat", "matvec", "vecmat", "vecdot"}  # ufuncs of NumPy that CuPy 14.2 lacks
 
 
-def _in_any_order(x: np.ndarray, axis: int | None = None, dtype: Any = None) -> np.ndarray:
+def _in_any_order(x: np.ndarray, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> np.ndarray:
     """Return the sum from the last element to the first, in sequence: an order that NumPy does not use."""
-    x = x if dtype is None else x.astype(dtype)
-    last_first = np.moveaxis(np.atleast_2d(x), -1 if x.ndim < 2 or axis is None else axis, 0)[::-1]
-    total = np.zeros(last_first.shape[1:], x.dtype)
-    for part in last_first:
-        total = total + part
-    return total.sum() if x.ndim < 2 or axis is None else total
+    axes = normalize_axis_tuple(range(x.ndim) if axis is None else axis, x.ndim)
+    last_first = np.moveaxis(x, axes, range(len(axes)))
+    total = np.zeros(last_first.shape[len(axes) :], dtype or np.sum(np.zeros(1, x.dtype)).dtype)
+    for part in last_first.reshape(-1, *total.shape)[::-1] if x.size else ():
+        total = total + part.astype(total.dtype)
+    return np.expand_dims(total, axes) if keepdims else total
 
 
 # by name: the function, and how many of its arguments may be arrays of the device
@@ -166,6 +184,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "take": (np.take, 2),
     **{name: (getattr(np, name), 1) for name in ("prod", "min", "max", "any", "all", "argmax", "concatenate")},
     **{name: (getattr(np, name), 1) for name in ("full_like", "round", "nan_to_num", "expand_dims", "sort", "cumsum")},
+    "broadcast_to": (np.broadcast_to, 1),
     "searchsorted": (np.searchsorted, 2),
 }
 

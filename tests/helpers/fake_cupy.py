@@ -59,10 +59,12 @@ class Simulated:
                     memptr = MemoryPointer(simulated.pool.take(prod(shape) * dtype.itemsize), 0)
                 if strides is None:
                     strides = np.empty(shape, dtype, order).strides  # type: ignore[call-overload]
-                extent = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize if prod(shape) else 0
-                memory = (ctypes.c_byte * max(1, extent)).from_address(memptr.ptr)
+                ends = [(n - 1) * s for n, s in zip(shape, strides)] if prod(shape) else []
+                before, after = -sum(x for x in ends if x < 0), sum(x for x in ends if x > 0) + dtype.itemsize
+                memory = (ctypes.c_byte * (before + after)).from_address(memptr.ptr - before)
                 self.memory = memptr.mem  # this array keeps the memory alive
-                super().__init__(np.ndarray(shape, dtype, memory, 0, strides), simulated)  # type: ignore[arg-type]
+                x = np.ndarray(shape, dtype, memory, before, strides)  # type: ignore[arg-type]
+                super().__init__(x, simulated)
 
             @property
             def data(self) -> Any:

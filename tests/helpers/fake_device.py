@@ -139,6 +139,7 @@ class FakeDevice(Races):
 
     def combine(self, how: Combine, target: FakeArray, source: FakeArray) -> None:
         reads = [source] * (how.alpha != 0) + [target] * (how.beta != 0)
+        assert target.shape == source.shape
         self._launch("combine", reads, (target,), lambda: quietly(_combine, how, target.x, source.x))
 
     def combine_blocks(self, how: Combine, target: FakeArray, source: FakeArray, rows: Any, cols: Any) -> None:

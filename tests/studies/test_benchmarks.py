@@ -31,6 +31,14 @@ SAID = {
     "bench_matrices.py redistribute --size 64 --repeats 1": ["columns to rows", "blocks of 64 to 96"],
     "bench_matrices.py qr --shapes 300x8 --repeats 1": ["300x8", "auto", "tsqr", "scipy", "numpy", "GFLOP/s"],
     "bench_matrices.py states --cases 5x3,1x40 --repeats 1": ["save 5 of 3 x 3", "load 1 of 40 x 40", "in a loop"],
+    "bench_tensors.py contractions --occupied 3 --virtual 5 --calls 1 --repeats 1": [
+        "mnef,efin->mi",
+        "all 12",
+        "words",
+    ],
+    "bench_tensors.py products --size 32 --repeats 1": ["ijk,kl->ijl", "pdgemm", "einsum"],
+    "bench_tensors.py moves --extent 4 --repeats 1": ["all axes reversed", "numpy", "in_layout", "50%"],
+    "bench_tensors.py between-hosts --extents 3x4 --repeats 1": ["free layouts", "default layouts", "transfer"],
     "bench_planning.py steps --repeats 1": ["a plan of new extents", "the first plan of a script"],
     "bench_torch.py modules --hidden 16 --length 8 --repeats 1": ["DistributedDataParallel", "dp", "tp", "one process"],
 }

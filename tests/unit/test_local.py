@@ -29,6 +29,7 @@ from pdgemm.local.blas.local_gemm import (
     prepare,
     prepare_square,
 )
+from pdgemm.transport.block_copy import _parts, copy_permuted
 from pdgemm.transport.movers.panel_views import column_buffer, column_panel
 
 GUARD = 7.25
@@ -367,3 +368,17 @@ def test_normal_numbers_are_quantiles_of_their_hashes() -> None:
     for bound in (1, 2, 3, 4):
         expected_count = x.size * 2 * ndtr(-bound)
         assert abs(np.count_nonzero(np.abs(x) > bound) - expected_count) < 5 * np.sqrt(expected_count)
+
+
+@pytest.mark.parametrize("shape", [(9, 20, 30, 40), (1, 600, 1, 700), (5,) * 7, (600, 501)])
+def test_permuted_arrays_are_copied_in_parts(shape: tuple[int, ...]) -> None:
+    """All elements are copied, also where the parts at the end are shorter, and from reversed axes."""
+    x = np.arange(np.prod(shape)).reshape(shape)
+    parts = set[int]()
+    for order in itertools.islice(itertools.permutations(range(x.ndim)), 0, None, max(1, x.ndim**2 - 10)):
+        for source in (x.transpose(order), x[::-1].transpose(order)):
+            target = np.zeros(source.shape, x.dtype)
+            copy_permuted(source, target)
+            assert (target == source).all()
+            parts.add(len(_parts(source, 512)))
+    assert max(parts) > 1

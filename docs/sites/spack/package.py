@@ -29,6 +29,7 @@ class PyPdgemm(PythonPackage):
         depends_on("py-threadpoolctl@3.5:")
         depends_on("py-click@8.1:")
         depends_on("py-rich@13.7:")
+        depends_on("py-opt-einsum@3.4:")
         depends_on("py-cupy@14:", when="+cuda")
         depends_on("py-matplotlib@3.9:", when="+plot")
         depends_on("py-jinja2@3.1:", when="+plot")

@@ -102,10 +102,12 @@ def run_panels(
     if grid.draft:
         grid.draft.add("A", schedule)
         return 0, None
+    if not grid.connected:  # that of a tensor's matrix
+        grid = grid.work_grid(grid.shape, 1, grid.rank_map)
     comm, device, recorder = grid.comm, devices.of(matrices["A"].stored), recorder_of(matrices["A"].stored)
 
     def set_up(shared: bool) -> Task[Any]:
-        return _task(schedule if shared else replace(schedule, mover=RING.name), matrices, recorder, what)
+        return _task(schedule if shared else replace(schedule, mover=RING.name), matrices, grid, recorder, what)
 
     task = shared_or_sent(comm, set_up, required=device is not None and device.reach(grid).staged)
     schedule = task.schedule
@@ -156,9 +158,11 @@ def working_copy(
     return type(A)(local, grid, A.distribution, order, shared=shared), []
 
 
-def _task(schedule: PanelSchedule, matrices: dict[str, DistMatrix], recorder: Recorder, what: str) -> Task[Any]:
+def _task(
+    schedule: PanelSchedule, matrices: dict[str, DistMatrix], grid: ProcessGrid, recorder: Recorder, what: str
+) -> Task[Any]:
     """Return the task of a schedule on this rank, with buffers from which panels can be read or sent.  Collective."""
-    grid, stored = matrices["A"].grid, {name: x.stored for name, x in matrices.items()}
+    stored = {name: x.stored for name, x in matrices.items()}
     workspace = _workspace(schedule, grid, stored["A"], what)
     transfers = Transfers(between_nodes=grid.ranks_per_node is not None).used(recorder)
     common = schedule, stored, grid, workspace, transfers, recorder

@@ -163,6 +163,20 @@ def set_elements(target: Array, source: Array) -> None:
         raise
 
 
+def set_broadcast(target: Array, source: Array) -> None:
+    """Set an array of any number of dimensions to another one that is broadcast to it.  Local.
+
+    source : on the host, or on the device of `target`, which starts the work in its current stream.
+    """
+    device = of(target)
+    if device is None:
+        target[...] = source
+    elif target.size:
+        source = beside(np.broadcast_to(source, target.shape), target)
+        same = source.dtype == target.dtype or is_extension(target.dtype)
+        CONVERT(target, source if same else source.astype(target.dtype))
+
+
 def on_host(x: Array) -> np.ndarray:
     """Return the elements in memory of the host: the array itself, or a copy that `set_elements` makes."""
     if of(x) is None:

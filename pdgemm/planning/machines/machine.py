@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.device import Reach
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.schedules.mover_registry import IPC, MOVERS, NCCL, by_messages
 from pdgemm.support.files import read_file
@@ -267,6 +268,17 @@ def _away(node: int, stride: int, length: int, ranks: int) -> float:
 def on_nodes(machine: Machine, ranks_per_node: int | None) -> Machine:
     """Return the machine with another number of ranks per node."""
     return replace(machine, ranks_per_node=ranks_per_node)
+
+
+@lru_cache(maxsize=8)
+def with_reach(machine: Machine, reach: Reach) -> Machine:
+    """Return a machine with GPUs whose links are those by which the ranks of a grid reach each other's memory."""
+    reached = {IPC.name: bool(reach.reads), NCCL.name: reach.nccl}
+    links = [
+        {kind: machine.links(kind)[at] for kind in dict.fromkeys((*known, *reached)) if reached.get(kind, True)}
+        for at, known in enumerate((machine.intra, machine.inter))
+    ]
+    return replace(machine, staged=reach.staged, intra=links[0], inter=links[1])
 
 
 @cache

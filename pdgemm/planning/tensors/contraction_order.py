@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from opt_einsum import contract_path
 
-from pdgemm.planning.tensors.contractions import Resources
 from pdgemm.planning.tensors.expression import Expression, Labels
+from pdgemm.planning.tensors.resources import Resources
 from pdgemm.schedules.formulas import gemm_flops, lower_bound
 from pdgemm.schedules.mover_registry import RING
 

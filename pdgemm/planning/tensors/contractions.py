@@ -24,17 +24,16 @@ from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.layout_text import IDEAL
-from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.timing import consecutive, exchange_seconds, fastest_exchange, sample
+from pdgemm.planning.machines.timing import sample
 from pdgemm.planning.planner import candidates
 from pdgemm.planning.problem import AlgorithmRequest
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.program import Stage
 from pdgemm.planning.question import Question
 from pdgemm.planning.tensors.expression import Labels
+from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, grids_of
-from pdgemm.schedules.exchanges.exchange import Selection
-from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, plan_move, spread_layout, stays_in_place
+from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, spread_layout
 from pdgemm.schedules.formulas import lower_bound
 
 ANY_ALGORITHM = AlgorithmRequest("auto", None, None)
@@ -62,43 +61,6 @@ class Pair(NamedTuple):
 
     def __str__(self) -> str:
         return f"{','.join(map(''.join, (self.a, self.b)))}->{''.join(self.c)}"
-
-
-class TensorValue(NamedTuple):
-    """A tensor as a value.   free : its layout may be chosen, because the tensor does not exist yet."""
-
-    layout: TensorLayout
-    dtype: np.dtype
-    free: bool = False
-
-
-class Resources(NamedTuple):
-    """The ranks and the machine of a contraction.
-
-    memory_limit : bytes per rank beyond the given tensors; None: any number.
-    fewest_words : the contraction with the fewest words is chosen, and not that with the least time.
-    """
-
-    size: int
-    machine: Machine
-    memory_limit: int | None = None
-    rank_map: tuple[int, ...] = ()
-    fewest_words: bool = False
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.rank_map or tuple(range(self.size))
-
-    def move(
-        self, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Pairs = NO_PAIRS
-    ) -> Selection | None:
-        """Return the exchange of a tensor's move as it would run; None if each rank keeps its elements."""
-        if not pairs and stays_in_place(source, target):
-            return None
-        per_node = self.machine.ranks_per_node
-        one_node = per_node is None or per_node >= self.size
-        direct = plan_move(source, target, (dtype, dtype), self.size, pairs, shared=one_node and self.size > 1)
-        return direct if one_node else fastest_exchange(direct, consecutive(self.size, per_node), self.machine)
 
 
 class Way(NamedTuple):
@@ -313,7 +275,7 @@ def _evaluated(
 ) -> Contraction:
     """Return a candidate with its stages and its cost."""
     dtype = dtypes.product(a.dtype, b.dtype)
-    costs = _Costs(resources, chosen.C.of(dtype).local_bytes(None))
+    costs = _Costs(resources, chosen.C.of(dtype).local_bytes(None) * (3 if chosen.way == ELEMENTWISE else 1))
     for name, labels, x, target in (("A", pair.a, a, chosen.A), ("B", pair.b, b, chosen.B)):
         source, pairs = x.layout, NO_PAIRS
         if chosen.way == ELEMENTWISE:
@@ -327,6 +289,7 @@ def _evaluated(
         most = chosen.C.local_shape((chosen.C.first[0].source, 0))
         share = prod(n for label, n in zip(pair.c, most) if label in chosen.batch)
         costs.seconds += share * machine.multiply(dtype, mnk, mnk)
+        costs.extra_bytes += _stack_bytes(share, mnk, dtype)
     elif chosen.way != ELEMENTWISE and prod(mnk) * items:
         sides = zip(pair, (chosen.A, chosen.B, chosen.C), (a.dtype, b.dtype, dtype), chosen.row_labels)
         layouts: Any = tuple(_of_product(*side, chosen.batch) for side in sides)
@@ -336,7 +299,8 @@ def _evaluated(
         plan = Question(m, n, k, resources.size, dtype, layouts, **how).plan()
         costs.stages += [("C", plan)] * items
         costs.seconds += items * plan.seconds
-        costs.extra_bytes += plan.extra_bytes(None)
+        one_item = sum(x.local_bytes(None) for x in layouts) if chosen.way == LOOP else 0
+        costs.extra_bytes += plan.extra_bytes(None) + one_item
     if out:
         costs.move("C", chosen.C, out, dtype)
     return replace(plain, stages=tuple(costs.stages), seconds=costs.seconds, extra_bytes=costs.extra_bytes)
@@ -352,14 +316,18 @@ class _Costs:
     def move(
         self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Pairs = NO_PAIRS
     ) -> None:
-        """Add the move of a tensor: a local copy in the order of the target, and the exchange."""
-        if move := self.resources.move(source, target, dtype, pairs):
+        """Add the move of a tensor."""
+        move, seconds, nbytes = self.resources.cost_of_move(source, target, dtype, pairs)
+        self.seconds, self.extra_bytes = self.seconds + seconds, self.extra_bytes + nbytes
+        if move:
             self.stages.append((name, move))
-            copied = move.source.local_bytes(None)
-            ranks = sample(self.resources.size)
-            self.seconds += max(exchange_seconds(move, self.resources.machine, rank) for rank in ranks)
-            self.seconds += copied / self.resources.machine.copy_bandwidth
-            self.extra_bytes += copied + move.target.local_bytes(None) + move.extra_bytes(None)
+
+
+def _stack_bytes(items: int, mnk: tuple[int, int, int], dtype: np.dtype) -> int:
+    """Return the bytes of temporary arrays for the products of a stack: those of one item, or at most 1 MiB of them."""
+    (m, n, k), wide = mnk, max(8, dtype.itemsize)
+    item = wide * (3 * m * n + m * k + k * n)
+    return max(item, min(1 << 20, items * item))
 
 
 def aligned_layout(layout: TensorLayout, labels: Labels, others: Labels) -> TensorLayout:

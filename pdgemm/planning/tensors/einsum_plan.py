@@ -11,13 +11,15 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
-from pdgemm.planning.machines.machine import Machine, machine_at_hand
+from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes, with_reach
 from pdgemm.planning.program import Program, Stage
 from pdgemm.planning.tensors.contraction_order import contraction_order
-from pdgemm.planning.tensors.contractions import Contraction, Pair, Resources, TensorValue, contraction
+from pdgemm.planning.tensors.contractions import Contraction, Pair, contraction
 from pdgemm.planning.tensors.expression import Expression, Labels, parsed
+from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
@@ -163,7 +165,9 @@ class _Draft:
 
     def move(self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype) -> None:
         """Add the exchange of a move, if ranks do not keep their elements."""
-        if move := self.resources.move(source, target, dtype):
+        move, _, nbytes = self.resources.cost_of_move(source, target, dtype)
+        self.most = max(self.most, self.held + nbytes)
+        if move:
             self.stages.append((name, move))
 
     def gather(self, x: TensorValue) -> None:
@@ -201,6 +205,8 @@ def plan_of(
 ) -> EinsumPlan:
     """Return the plan of an expression for tensors in these layouts, with slices if the memory limit requires them.
 
+    Slices are added one by one: each time the label whose plan fits and takes the least time or, if none fits, needs
+    the least memory.
     out : the layout of the tensor that gets the result; None: the result may have any.
     Raises MemoryLimitError where no plan fits.
     """
@@ -213,7 +219,9 @@ def plan_of(
             summed = [x for x, n in expression.extents if x not in expression.output + slices and n > 1]
             if not summed:
                 raise first from None
-            slices += (max(summed, key=lambda x: (sum(x in y for y in expression.inputs), expression.extent[x])),)
+            unlimited, least = resources._replace(memory_limit=None), resources.memory_limit or 0
+            possible = [_plan(expression, operands, unlimited, out, (*slices, x)) for x in summed]
+            slices = min(possible, key=lambda x: (max(x.extra_bytes, least), x.seconds)).slices
 
 
 @lru_cache(maxsize=256)
@@ -225,9 +233,13 @@ def _plan(
     slices: Labels,
 ) -> EinsumPlan:
     """Return the plan with these slices."""
+    sliced = [tuple(axis for axis, x in enumerate(labels) if x in slices) for labels in expression.inputs]
+    operands = tuple(
+        x._replace(layout=undivided(x.layout, axes, resources.ranks)) if x.free else x
+        for x, axes in zip(operands, sliced)
+    )
     draft = _Draft(expression, operands, resources, out)
-    for at, labels in enumerate(expression.inputs):
-        axes = tuple(axis for axis, x in enumerate(labels) if x in slices)
+    for at, axes in enumerate(sliced):
         if axes and draft.terms[at][1].layout.divided_among(axes):
             draft.single(Single(UNDIVIDE, at, axes, undivided(draft.terms[at][1].layout, axes, resources.ranks)))
     before, after = len(draft.steps), len(draft.stages)
@@ -250,9 +262,11 @@ def _plan(
     if len(labels) < 2 and not out:
         draft.gather(result)
     stages += draft.stages
-    chosen = tuple(
-        x._replace(layout=draft.chosen.get(at, x.layout), free=False) if x.free else x for at, x in enumerate(operands)
-    )
+    chosen = list(operands)
+    for at, (x, axes) in enumerate(zip(operands, sliced)):
+        if x.free and at in draft.chosen:  # the layout of a slice
+            x = x._replace(layout=draft.chosen[at].expanded(axes, [x.layout.shape[axis] for axis in axes]))
+        chosen[at] = x._replace(free=False)
     limit = resources.memory_limit
     if limit is not None and draft.most > limit:
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {expression}: {draft.most} bytes")
@@ -260,7 +274,7 @@ def _plan(
     singles: Any = steps[:before]
     program = Program(tuple(stages), resources.size, resources.machine)
     return EinsumPlan(
-        expression, chosen, singles, slices, steps[before:], (labels, result), remaining, program, draft.most
+        expression, tuple(chosen), singles, slices, steps[before:], (labels, result), remaining, program, draft.most
     )
 
 
@@ -309,7 +323,10 @@ def plan_einsum(
     operands : DistTensor, or shapes; a tensor of a shape has the layout of `DistTensor.empty`.
     ranks    : number of ranks; by default that of the tensors.   dtype : the type of tensors of shapes.
     free     : the layouts of operands of shapes may be chosen, too: `plan.layouts` has them.
-    machine  : Machine; by default the machine at hand.   memory_limit : bytes per rank beyond the operands.
+    machine  : Machine; by default the machine at hand, for tensors on GPUs one with GPUs, whose links are the ways by
+        which the ranks of their grid reach each other's memory.  The plan is then the one that `einsum` carries out,
+        unless memory of another GPU cannot be mapped.
+    memory_limit : bytes per rank beyond the operands.
     minimize : "time", the predicted time, or "words", the words that the busiest rank receives in each contraction.
 
     Raises ArgumentError, LayoutError or MemoryLimitError.
@@ -327,5 +344,14 @@ def plan_einsum(
     )
     size = tensors[0].grid.size if tensors else len(members)
     fewest = as_name(minimize, "minimize", ("time", "words")) == "words"
-    resources = Resources(size, machine or machine_at_hand(), memory_limit, members, fewest)
-    return plan_of(expr, values, resources)
+    machine = machine or (machine_beneath(tensors[0]) if tensors else machine_at_hand())
+    return plan_of(expr, values, Resources(size, machine, memory_limit, members, fewest))
+
+
+def machine_beneath(x: Any) -> Machine:
+    """Return the machine at hand with the nodes of a tensor's grid and, on GPUs, the ways between its ranks.  Local."""
+    device = devices.of(x.unfolding.stored)
+    if device is None:
+        return on_nodes(machine_at_hand(), x.grid.ranks_per_node)
+    reach = device.reach(x.grid)
+    return with_reach(on_nodes(machine_at_hand(True, reach.staged), x.grid.ranks_per_node), reach)

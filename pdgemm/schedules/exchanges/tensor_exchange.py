@@ -56,16 +56,16 @@ def plan_move(
     size: int,
     pairs: Pairs = NO_PAIRS,
     conjugated: bool = False,
-    shared: bool = False,
+    ways: tuple[bool, str, bool, bool] = (False, "", False, False),
 ) -> Selection:
     """Return the exchange from one layout of a tensor to another one, among `size` ranks.
 
     dtypes : the types of the elements before and after.
     pairs  : for an axis of which only some indices are copied, the pairs of an index before and an index after.
-    shared : as in `Exchange`.
+    ways   : as of `plan_selection`.
     """
     ends = matrix_to_read(source, target, dtypes[0], conjugated), target.of(dtypes[1])
-    return plan_selection(*ends, size, index_products(source, target, pairs), (shared, "", False, False))
+    return plan_selection(*ends, size, index_products(source, target, pairs), ways)
 
 
 def spread_layout(source: TensorLayout, target: TensorLayout) -> tuple[TensorLayout, dict[int, IndexPairs]]:

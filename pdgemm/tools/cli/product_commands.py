@@ -1,4 +1,4 @@
-"""`pdgemm generate`, `multiply` and `verify`: matrices in files, on all ranks."""
+"""`pdgemm generate`, `multiply`, `einsum` and `verify`: matrices and tensors in files, on all ranks."""
 
 from __future__ import annotations
 
@@ -139,6 +139,51 @@ def multiply(
         where: dict[str, Any] = {"grid": say.grid, "observer": say, "overwrite": force}
         done = multiply_files(a, b, output, c0=c0, seed=seed if verified else None, **where, **others)
     return 0 if done.wrote else 1  # a wrong result is not stored
+
+
+@click.command(cls=OfAllRanks, short_help="Contract tensors from files to a file.")
+@click.argument("expression")
+@click.argument("operands", type=MATRIX, nargs=-1, required=True)
+@click.option(
+    "-o", "--output", type=DATASET,
+    help="Dataset for the result, replaced if pdgemm wrote it.  --force is needed to replace an operand.  A result "
+    "without axes is a number, which is only printed.",
+)  # fmt: skip
+@click.option("--alpha", type=NUMBER, default=1.0, show_default=True)
+@click.option("--dtype", type=click.Choice(options.DTYPES), help="Convert the operands first; default: as stored.")
+@click.option(
+    "--memory", type=BYTES,
+    help="Memory per rank for the operands, the result and all buffers; an index that is summed is cut into slices "
+    "where the memory is short.",
+)  # fmt: skip
+@options.trace
+@options.verified
+@options.seed
+@options.force
+@options.compression
+@options.json_
+@options.debug
+def einsum(
+    expression: str, operands: tuple[Dataset, ...], output: Dataset | None, trace_file: str | None, nvtx: bool,
+    as_json: bool, force: bool, **others: Any,
+) -> int:  # fmt: skip
+    """Compute alpha times the sum of products of tensors in Einstein's notation, as numpy.einsum writes it.
+
+    pdgemm einsum "ijab,abkl->ijkl" v.h5:/t2 v.h5:/w -o r.h5:/r
+
+    The order of the contractions, the layouts in which the operands are read, and the algorithms are planned together.
+    All that can be known without the elements is checked before they are read.  A dataset that is several operands is
+    read once for each of their layouts.
+    """
+    options.check_apart({"--trace": trace_file}, (*operands, output))
+    from pdgemm.io.streamed.einsum_files import einsum_files
+    from pdgemm.tools.cli.session import session
+
+    with session(None, as_json) as say, say.traced(trace_file, nvtx, None, force):
+        if output is not None:
+            say.lost = f"{output.path} was not written, its contents are unchanged"
+        right = einsum_files(say.grid, say, expression, operands, output, force=force, **others)
+    return 0 if right else 1  # a wrong result is not stored
 
 
 @click.command(cls=OfAllRanks, short_help="Check a product that is stored.")
