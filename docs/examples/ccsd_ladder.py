@@ -15,7 +15,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from pdgemm import DistTensor, ProcessGrid, einsum, plan_einsum
+from pdgemm import ProcessGrid, einsum, plan_einsum
+from pdgemm.io import hdf5
 
 LADDER = "abef,efij->abij"
 
@@ -33,20 +34,12 @@ def write_integrals(path, o, v, seed=1):
         file["t2"] = -np.einsum("Pai,Pbj->abij", B[:, o:, :o], B[:, o:, :o], optimize=True) / gaps
 
 
-def load(path, name, **options):
-    """Read a dataset of any number of dimensions: each rank reads its own part."""
-    with h5py.File(path) as file:
-        data = file[name]
-        part = lambda *indices: data[tuple(slice(x.flat[0], x.flat[-1] + 1) for x in indices)]
-        return DistTensor.from_function(part, data.shape, **options)
-
-
 def ladder(path, grid):
     """Return the term, the amplitudes, the integrals, and the plan."""
     with h5py.File(path) as file:
         shapes = [file[name].shape for name in ("vvvv", "t2")]
     plan = plan_einsum(LADDER, *shapes, ranks=grid.size, free=True, minimize="words")
-    V, T = (load(path, name, grid=grid, layout=layout) for name, layout in zip(("vvvv", "t2"), plan.layouts))
+    V, T = (hdf5.load(path, name, grid, layout=layout) for name, layout in zip(("vvvv", "t2"), plan.layouts))
     return einsum(LADDER, V, T, optimize=plan), T, V, plan
 
 

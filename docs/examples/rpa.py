@@ -14,7 +14,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from pdgemm import DistTensor, ProcessGrid, einsum, linalg, plan_einsum
+from pdgemm import ProcessGrid, einsum, linalg, plan_einsum
+from pdgemm.io import hdf5
 
 POLARISABILITY = "Pia,ia,Qia->PQ"
 
@@ -25,14 +26,6 @@ def write_integrals(path, aux, o, v, seed=2):
     with h5py.File(path, "w") as file:
         file["B"] = rng.standard_normal((aux, o, v)) / np.sqrt(aux * o)
         file["occupied"], file["virtual"] = -2 + np.sort(rng.random(o)), 1 + 3 * np.sort(rng.random(v))
-
-
-def load(path, name, **options):
-    """Read a dataset of any number of dimensions: each rank reads its own part."""
-    with h5py.File(path) as file:
-        data = file[name]
-        part = lambda *indices: data[tuple(slice(x.flat[0], x.flat[-1] + 1) for x in indices)]
-        return DistTensor.from_function(part, data.shape, **options)
 
 
 def quadrature(number):
@@ -76,7 +69,7 @@ def main(*arguments):
         write_integrals(path, options.auxiliary, options.occupied, options.virtual)
     grid.comm.Barrier()
 
-    B = load(path, "B", grid=grid)
+    B = hdf5.load(path, "B", grid)
     with h5py.File(path) as file:
         gaps = file["virtual"][:] - file["occupied"][:][:, None]
     plan = plan_einsum(POLARISABILITY, B, gaps.shape, B)

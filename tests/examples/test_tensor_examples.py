@@ -11,6 +11,7 @@ import pytest
 from example_programs import example
 
 from pdgemm import ProcessGrid, einsum, plan_einsum
+from pdgemm.io import hdf5
 
 pytestmark = pytest.mark.mpi
 
@@ -42,7 +43,7 @@ def test_polarisability(comm: Any, shared_tmp_path: Path) -> None:
     with h5py.File(path) as file:
         b, gaps = file["B"][:], file["virtual"][:] - file["occupied"][:][:, None]
     with ProcessGrid(comm) as grid:
-        B = module.load(path, "B", grid=grid)
+        B = hdf5.load(path, "B", grid)
         plan = plan_einsum(module.POLARISABILITY, B, gaps.shape, B)
         nodes, weights = module.quadrature(12)
         Pi = [module.polarisability(B, gaps, x, plan) for x in nodes]
