@@ -1,4 +1,4 @@
-"""Plant 123 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
+"""Plant 128 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
     python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
     python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
@@ -106,6 +106,21 @@ MUTANTS = [
     Mutant("grids: a window's skip is subtracted only for block 0", "BlockCyclic.to_local",
            "lacking = self.skip * (block % self.parts == 0)", "lacking = self.skip * (block == 0)",
            (f"0 {U}test_distribution.py",)),
+    Mutant("tensors: runs of a slow axis are as far apart as in the target", "IndexProduct._maps",
+           "*(x.count(at) for x, at in zip(ends, here))", "*[ends[1].count(here[1])] * 2",
+           (f"0 {U}tensors/test_tensor_layouts.py",)),
+    Mutant("tensors: the diagonal takes the local index of the divided axis", "einsum:_diagonal",
+           "n = x.layout.indices(first, x.grid.coords)", "n = np.arange(len(x.layout.indices(first, x.grid.coords)))",
+           (f"2 {R}tensors/test_einsum.py",)),
+    Mutant("tensors: an element is broadcast only to the first part of an axis", "spread_layout",
+           "np.zeros(parts, np.int64), np.arange(parts)", "np.zeros(1, np.int64), np.arange(1)",
+           (f"0 {U}tensors/test_tensor_layouts.py", f"2 {R}tensors/test_tensor_functions.py")),
+    Mutant("tensors: the least of no elements is 0", "tensor_reductions:_fold",
+           "ends = (np.iinfo(dtype).max, np.iinfo(dtype).min) if dtype.kind in \"iu\" else (np.inf, -np.inf)",
+           "ends = (0, 0)", (f"2 {R}tensors/test_tensor_functions.py",)),
+    Mutant("tensors: sums of 16-bit numbers are rounded on each rank", "TensorReductions._reduced",
+           "wide = TYPE[dtype].sums_dtype if dtype in NARROW", "wide = dtype if dtype in NARROW",
+           (f"2 {R}tensors/test_tensor_functions.py",)),
     Mutant("grids: a freed gap is not joined with the previous gap", "Heap._join",
            "for left in (at, at - 1):", "for left in (at,):",
            (f"0 {R}grids/test_shared_heap.py", f"4 {R}grids/test_shared_heap.py")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from fake_device import SCHEDULES, fake_device
 from pdgemm import DistTensor, ProcessGrid, einsum
 from pdgemm.devices.streams import DeviceRecorder
 from pdgemm.errors import DeviceError
+from pdgemm.io import hdf5, npy
 from pdgemm.planning.tensors import contractions, einsum_plan
+from pdgemm.planning.tensors.expression import parsed
+from pdgemm.tensors.einsum_residual import verify_einsum
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1, 2, 4)]
 
@@ -79,6 +83,25 @@ def test_a_move_waits_for_the_work_before_it(comm: Any, monkeypatch: pytest.Monk
             A.sum(0, keepdims=True)
             added = any(comm.allgather(bool(device.races)))
         assert copied and added, way
+
+
+def test_files_and_the_check_of_a_result(comm: Any, tmp_path: Path) -> None:
+    folder, x = Path(comm.bcast(str(tmp_path))), np.arange(120.0).reshape(6, 5, 4)
+    with simulated(comm) as (device, grid):
+        A = DistTensor.from_global(x, grid=grid, device="fake").transpose(2, 0, 1)
+        hdf5.save(folder / "a.h5", "x", A)
+        npy.save(folder / "a.npy", A)
+        for B in (
+            hdf5.load(folder / "a.h5", "x", grid, device="fake"),
+            npy.load(folder / "a.npy", grid, device="fake"),
+        ):
+            assert B.device == "fake" and np.array_equal(B.allgather(), x.transpose(2, 0, 1))
+        C = einsum("kij,kil->jl", A, A)
+        expression, _ = parsed("kij,kil->jl", (A, A))
+        assert verify_einsum(expression, (A, A), C).passed
+        C.unfolding.fill(0)
+        assert not verify_einsum(expression, (A, A), C).passed
+        assert not device.races
 
 
 def test_tensors_in_different_memories(comm: Any) -> None:
