@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -328,12 +329,10 @@ def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: li
                 LayoutError,
                 partial(pdgemm.tensordot, A, np.ones((1, 4)), 1),
             ),
-            "takes at least one DistTensor": (DTypeError, partial(pdgemm.einsum, "ij->ji", np.ones((2, 3)))),
         }
         for message, (kind, wrong) in calls.items():
-            with pytest.raises(kind) as error:
+            with pytest.raises(kind, match=re.escape(message)) as error:
                 wrong()
-            assert message in str(error.value)
             assert len({*comm.allgather(str(error.value))}) == 1
 
 
