@@ -137,11 +137,17 @@ class Contraction:
 
 @lru_cache(maxsize=512)
 def contraction(
-    pair: Pair, a: TensorValue, b: TensorValue, resources: Resources, out: TensorLayout | None = None
+    pair: Pair,
+    a: TensorValue,
+    b: TensorValue,
+    resources: Resources,
+    out: TensorLayout | None = None,
+    held: int = 0,
 ) -> Contraction:
     """Return the contraction with the least predicted seconds.
 
-    out : the layout that the result must have at the end; None: any.
+    out  : the layout that the result must have at the end; None: any.
+    held : bytes per rank of other tensors within the memory limit.
     Raises MemoryLimitError where no candidate fits the memory limit.
     """
     possible = list[Contraction]()
@@ -149,9 +155,9 @@ def contraction(
         with suppress(ArgumentError):  # a product that this number of ranks cannot compute
             possible.append(_evaluated(pair, a, b, candidate, resources, out))
     limit = resources.memory_limit
-    fitting = [x for x in possible if limit is None or x.extra_bytes <= limit]
+    fitting = [x for x in possible if limit is None or held + x.extra_bytes <= limit]
     if not fitting:
-        least = min(x.extra_bytes for x in possible)
+        least = held + min(x.extra_bytes for x in possible)
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {pair}: {least} bytes are needed")
     return min(fitting, key=lambda x: (resources.fewest_words * x.words, x.seconds))
 

@@ -22,7 +22,7 @@ from pdgemm.planning.tensors.expression import Expression, Labels, parsed
 from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.schedules.collectives.vectors import gathering
-from pdgemm.support.text import Table, in_bytes, in_seconds, in_words
+from pdgemm.support.text import Table, counted, in_bytes, in_seconds, in_words
 
 DIAGONAL, SUM, UNDIVIDE = "diagonal", "sum", "undivide"  # steps on one tensor
 _MOST_SLICES = 1 << 14  # the stages of all slices are listed in the program
@@ -116,8 +116,8 @@ class EinsumPlan:
         sliced = f", for each index of {', '.join(self.slices)}" if self.slices else ""
         table = Table(heads, rows, words=heads[:4]) if rows else "no contraction"
         return (
-            f"{self.expression} on {self.program.size} ranks{sliced}\n{table}\n{in_words(self.words)} received by the "
-            f"busiest rank (bound {in_words(self.bound)}), {in_bytes(self.extra_bytes)} per rank beside the operands, "
+            f"{self.expression} on {counted(self.program.size, 'rank')}{sliced}\n{table}\n{in_words(self.words)} received "
+            f"by the busiest rank (bound {in_words(self.bound)}), {in_bytes(self.extra_bytes)} per rank beside the operands, "
             f"predicted {in_seconds(self.seconds)}"
         )
 
@@ -185,9 +185,7 @@ class _Draft:
             if not dtypes.TYPE[x.dtype].operand:
                 kinds = f"{pair} of {A.dtype} and {B.dtype}"
                 raise DTypeError(f"einsum {self.expression}: {kinds}, but elements of {x.dtype} are not multiplied")
-        limit = self.resources.memory_limit
-        resources = self.resources._replace(memory_limit=None if limit is None else max(0, limit - self.held))
-        joined = contraction(pair, A, B, resources, self.out if last else None)
+        joined = contraction(pair, A, B, self.resources, self.out if last else None, self.held)
         for at, x, layout in ((a, A, joined.chosen.A), (b, B, joined.chosen.B)):
             if x.free:
                 self.chosen[at] = layout
