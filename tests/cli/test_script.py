@@ -223,7 +223,7 @@ def test_scripts_in_one_process(
         ("x.py", "x.py is not a command: python -m pdgemm x.py runs a script"),
         ("mutliply", "No such command 'mutliply'. Did you mean 'multiply'?"),
         ("mult", "No such command 'mult'. Did you mean 'multiply'?"),
-        ("help", "No such command 'help'. The commands are calibrate, eigh, generate, "),
+        ("help", "No such command 'help'. The commands are calibrate, eigh, einsum, generate, "),
     ],
 )
 def test_the_command_knows_scripts_and_similar_names(word: str, advice: str) -> None:

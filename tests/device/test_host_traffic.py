@@ -77,7 +77,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "cumsum": lambda f, o: f(0), "fill": lambda f, o: f(3), "redistribute": lambda f, o: f(block=7),
     "layout_in": lambda f, o: f(o.A.grid),
     "same_layout": lambda f, o: f(o.B), "take": lambda f, o: f([3, 1], 0),
-    "to_blocks": lambda f, o: f((0, 2)), "zeros": lambda f, o: f((N, N), **o.how),
+    "tensor": lambda f, o: f((N, N)), "to_blocks": lambda f, o: f((0, 2)), "zeros": lambda f, o: f((N, N), **o.how),
     "ones": lambda f, o: f((N, N), **o.how),
     "empty": lambda f, o: f((N, N), **o.how), "eye": lambda f, o: f(N, **o.how),
     "full": lambda f, o: f((N, N), 2, **o.how),
@@ -93,6 +93,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "pdgemm": lambda f, o: (f(1, o.A, o.B, 2, o.E, transa="T"), f(1, o.A.redistribute(block=9), o.B)),
     "plan": lambda f, o: f(o.A, o.B).execute(o.A, o.B, o.E), "redistribute": lambda f, o: f(o.A.T, block=5),
     "select": lambda f, o: f(o.A, [5, 3], slice(0, N, 2)), "verify": lambda f, o: f(o.AB, 1, o.A, o.B),
+    "einsum": lambda f, o: f("ij,jk->ki", o.A, o.B), "tensordot": lambda f, o: f(o.A, o.B, 1),
     "operators": lambda f, o: (abs(o.A - o.B * 2) ** 2 < o.E, np.where(o.A > o.B, o.A, 0), np.exp(o.A), np.triu(o.A)),
 }  # fmt: skip
 MORE = {  # functions that copy more, and the reason
@@ -117,7 +118,8 @@ NOT_MEASURED = {
     "Scaled": "on the host", "quantize": "on the host",
     "multiply_files": "files", "StoredMatrix": "files", "resilient": "a function of the user",
     **dict.fromkeys(("BlockCyclic", "CorruptionError", "Distribution", "Machine", "PdgemmError", "Plan", "ProcessGrid",
-                     "Report", "DistMatrix", "load_machine", "trace"), "no function of a matrix"),
+                     "Report", "DistMatrix", "DistTensor", "load_machine", "plan_einsum", "trace"),
+                    "no function of a matrix"),
 }  # fmt: skip
 
 

@@ -115,10 +115,11 @@ class EinsumPlan:
         heads = ("contraction", "as", "m x n x k", "moved", "words", "bound", "time")
         sliced = f", for each index of {', '.join(self.slices)}" if self.slices else ""
         table = Table(heads, rows, words=heads[:4]) if rows else "no contraction"
+        ranks = counted(self.program.size, "rank")
         return (
-            f"{self.expression} on {counted(self.program.size, 'rank')}{sliced}\n{table}\n{in_words(self.words)} received "
-            f"by the busiest rank (bound {in_words(self.bound)}), {in_bytes(self.extra_bytes)} per rank beside the operands, "
-            f"predicted {in_seconds(self.seconds)}"
+            f"{self.expression} on {ranks}{sliced}\n{table}\n{in_words(self.words)} received by the busiest rank (bound "
+            f"{in_words(self.bound)}), {in_bytes(self.extra_bytes)} per rank beside the operands, predicted "
+            f"{in_seconds(self.seconds)}"
         )
 
 
