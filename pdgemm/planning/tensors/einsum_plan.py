@@ -117,8 +117,8 @@ class EinsumPlan:
         table = Table(heads, rows, words=heads[:4]) if rows else "no contraction"
         ranks = counted(self.program.size, "rank")
         return (
-            f"{self.expression} on {ranks}{sliced}\n{table}\n{in_words(self.words)} received by the busiest rank (bound "
-            f"{in_words(self.bound)}), {in_bytes(self.extra_bytes)} per rank beside the operands, predicted "
+            f"{self.expression} on {ranks}{sliced}\n{table}\n{in_words(self.words)} received by the busiest rank "
+            f"(bound {in_words(self.bound)}), {in_bytes(self.extra_bytes)} per rank beside the operands, predicted "
             f"{in_seconds(self.seconds)}"
         )
 
