@@ -156,7 +156,13 @@ def test_nothing_is_done_with_matrices_of_a_freed_grid(comm: Any, tmp_path: Path
         methods: dict[str, tuple[Any, ...]] = dict.fromkeys(WITHOUT_ARGUMENTS, ())
         methods |= {"allclose": (A,), "astype": ("f4",), "layout_in": (other,), "redistribute": (X,)}
         methods |= {"rmatvec": (np.ones(6),), "take": ([0], 0), "cumsum": (0,), "dot": (X,), "clip": (0, 1)}
-        methods |= {"same_layout": (X,), "to_device": ("host",), "matvec": (np.ones(6),), "fill": (1,)}
+        methods |= {
+            "same_layout": (X,),
+            "to_device": ("host",),
+            "matvec": (np.ones(6),),
+            "fill": (1,),
+            "tensor": ((6, 6),),
+        }
         own = (vars(cls) for cls in DistMatrix.__mro__ if cls.__module__.startswith("pdgemm."))
         public = {name for names in own for name, kind in names.items() if not isinstance(kind, classmethod)}
         assert {name for name in public if not name.startswith("_")} - LOOKS == set(methods)

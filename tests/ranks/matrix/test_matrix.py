@@ -15,6 +15,7 @@ from pdgemm import Batch, DistMatrix, ProcessGrid, matmul_batched, pdgemm
 from pdgemm.errors import ArgumentError, LayoutError, OutOfMemoryError
 from pdgemm.instrument.run_report import vectors_so_far
 from pdgemm.matrix import gather
+from pdgemm.schedules.collectives import vectors
 
 pytestmark = pytest.mark.mpi
 
@@ -65,11 +66,12 @@ def test_dealing_from_one_rank(comm: Any) -> None:
 
 def test_long_messages_are_sent_in_pieces(comm: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "PIECE_BYTES", 100)
+    monkeypatch.setattr(vectors, "_STAGE_BYTES", 100)
     A = DistMatrix.from_global(whole((50, 7)), grid=grid, block=3)
     assert len(list(gather._pieces(A.distribution, grid, 8))) > comm.size
     before = vectors_so_far()
     assert np.array_equal(A.allgather(), whole((50, 7)))
-    schedule, sent = gather.gathering(A.layout_in(grid), comm.size)[0], vectors_so_far() - before
+    schedule, sent = vectors.gathering(A.layout_in(grid), comm.size)[0], vectors_so_far() - before
     assert len(schedule.stages) > 1 and sent.counted == sent.predicted == schedule.traffic(comm.rank)
     assert sent.counted.words_received == 50 * 7 - A.local.size
     gathered = A.to_global()
