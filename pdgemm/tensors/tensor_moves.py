@@ -52,13 +52,14 @@ def in_layout(
     with (agreement := together(grid.comm)) as arguments:
         arguments += [name, str(T.layout), str(target), T.dtype]
         ordered = T.local.transpose(target.rows + target.cols)
-        # elements that other ranks of the node cannot read are copied to where they can
-        in_place = bool(ordered.flags.c_contiguous) and (X.shared or not grid.shares_memory)
+        # elements that other ranks of the node cannot read are copied to where they can; conjugates are a private copy
+        shares = X.shared and not X.conjugated
+        in_place = bool(ordered.flags.c_contiguous) and (shares or not grid.shares_memory)
         shape = layout.distribution.local_shape(here.coords)
         local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
         if not stays:
             local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))
-        readable = X.shared if in_place and not X.conjugated else is_readable(read, here)
+        readable = shares if in_place else is_readable(read, here)
         agreement.flag = not readable or not is_readable(local, there)
     shared = not agreement.flag
     result = DistMatrix(local, there, target.matrix, "C", shared=shared)
