@@ -14,7 +14,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import beside
 from pdgemm.local.arrays.elementwise import is_extension, set_broadcast, supported
-from pdgemm.matrix.argument_checks import as_scalar
+from pdgemm.matrix.argument_checks import as_scalar, check_result
 from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -45,7 +45,8 @@ def einsum(
         or operands and lists of axis numbers in turns.
     operands   : DistTensor, DistMatrix, or arrays that are the same on every rank; of arrays only, the result is that
         of numpy.einsum.
-    out        : DistTensor of the shape of the result, overwritten, not read if beta is 0.   None: a new tensor.
+    out        : DistTensor of the shape of the result, overwritten, not read if beta is 0; it shares no memory with an
+        operand.   None: a new tensor.
     optimize   : the plan of `plan_einsum` for tensors of these layouts; otherwise a plan is made, and kept for the next
         call with such tensors.
     memory_limit : bytes per rank for moved operands, intermediate results and buffers.
@@ -76,6 +77,9 @@ def einsum(
     # all ranks have the same numbers, and so the same errors
     alpha = as_scalar(alpha, plan.result[1].dtype, "alpha")
     beta = beta if out is None else as_scalar(beta, out.dtype, "beta")
+    if out is not None:  # slices write it before operands are read for the last time
+        with together(grid.comm):
+            check_result("out", out.unfolding, {f"operand {at}": x.unfolding for at, x in enumerate(tensors, 1)})
     work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, beta, out, work)
     if C.ndim < 2 and out is None:

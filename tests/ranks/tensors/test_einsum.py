@@ -14,7 +14,7 @@ import tiers
 from drawn_tensors import elements, tensor_of
 
 import pdgemm
-from pdgemm import DistTensor, ProcessGrid
+from pdgemm import DistMatrix, DistTensor, ProcessGrid
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
@@ -361,3 +361,22 @@ def test_a_plan_is_used_again(grids: list[Any]) -> None:
             assert expression in str(plan)
             result = pdgemm.einsum(expression, *tensors, optimize=plan)
             compare(result, *reference(expression, arrays), arrays[0].dtype)
+
+
+def test_out_shares_no_memory_with_an_operand(grids: list[Any]) -> None:
+    T = DistTensor.random((4, 4), grid=grids[0], seed=1)
+    before = T.allgather()
+    for expression, *operands in (("ij,jk->ik", T, T), ("ij->ji", T), ("ij,ij->ij", T, T)):
+        with pytest.raises(ArgumentError, match="out shares memory with operand 1"):
+            pdgemm.einsum(expression, *operands, out=T)
+    assert np.array_equal(T.allgather(), before)
+
+
+def test_words_of_a_conjugated_matrix(grids: list[Any]) -> None:
+    x, y = elements((3,), "complex128"), elements((6, 3), "complex128", 1)
+    for grid in grids:
+        A = DistMatrix.from_global(y, grid=grid).H.tensor((3, 3, 2))
+        X = DistTensor.from_global(x, grid=grid)
+        result = pdgemm.einsum("k,kji->ij", X, A)
+        assert np.allclose(result.allgather(), np.einsum("k,kji->ij", x, y.conj().T.reshape(3, 3, 2)))
+        counts_match(pdgemm.plan_einsum("k,kji->ij", X, A, machine=machine_of(grid)), result, grid.comm.rank)
