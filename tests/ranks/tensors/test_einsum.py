@@ -16,8 +16,11 @@ from drawn_tensors import elements, tensor_of
 import pdgemm
 from pdgemm import DistMatrix, DistTensor, ProcessGrid
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError
+from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
+from pdgemm.planning.tensors.resources import Resources
+from pdgemm.tensors.tensor_moves import in_layout
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 
@@ -373,10 +376,12 @@ def test_out_shares_no_memory_with_an_operand(grids: list[Any]) -> None:
 
 
 def test_words_of_a_conjugated_matrix(grids: list[Any]) -> None:
-    x, y = elements((3,), "complex128"), elements((6, 3), "complex128", 1)
+    """A conjugate is a private copy, which is copied to where other ranks read it, as the plan of a move says."""
+    y = elements((18, 1), "complex128", 1)
     for grid in grids:
-        A = DistMatrix.from_global(y, grid=grid).H.tensor((3, 3, 2))
-        X = DistTensor.from_global(x, grid=grid)
-        result = pdgemm.einsum("k,kji->ij", X, A)
-        assert np.allclose(result.allgather(), np.einsum("k,kji->ij", x, y.conj().T.reshape(3, 3, 2)))
-        counts_match(pdgemm.plan_einsum("k,kji->ij", X, A, machine=machine_of(grid)), result, grid.comm.rank)
+        T = DistMatrix.from_global(y, grid=grid, block=6).H.tensor((3, 3, 2))
+        target = TensorLayout.even(T.shape, (1,), (0, 2), (len(grid.members), 1), grid.members)
+        moved = in_layout(T, target)
+        assert np.array_equal(moved.allgather(), y.conj().T.reshape(3, 3, 2))
+        plan = Resources(grid.size, machine_of(grid), None, grid.members).move(T.layout, target, T.dtype)
+        assert plan is None or moved.report.counted == plan.traffic(grid.comm.rank)
