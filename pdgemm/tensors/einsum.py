@@ -18,6 +18,7 @@ from pdgemm.matrix.argument_checks import as_scalar, check_result
 from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction
 from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_beneath, plan_of
 from pdgemm.planning.tensors.expression import Expression, parsed
@@ -203,9 +204,18 @@ def _contracted(
     elif chosen.way == LOOP:
         _looped(plan, A, B, alpha, C, work)
     else:
+        moved = {name for _, stage in plan.stages if isinstance(stage, ProductPlan) for name, _ in stage.moves}
+        A, B = (_readable(x) if name in moved else x for name, x in (("A", A), ("B", B)))
         X, Y, Z = (_matrix(x, labels, rows) for x, labels, rows in zip((A, B, C), pair, chosen.row_labels))
         work.product(alpha, X, Y, beta if in_place else 0, Z, **plan.request._asdict())
     return C if out is None or in_place else _added(C, 1, beta, out, work)
+
+
+def _readable(x: DistTensor) -> DistTensor:
+    """Return a tensor, or a copy that other ranks of the node read in place, as plans expect.  Collective."""
+    if x.unfolding.shared or not x.grid.shares_memory:
+        return x
+    return x.with_elements(x.layout, x.dtype, lambda: x.local)
 
 
 def _matrix(x: DistTensor, labels: tuple[str, ...], rows: tuple[str, ...]) -> DistMatrix:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiers
-from drawn_tensors import elements, tensor_of
+from drawn_tensors import drawn_key, elements, tensor_of
 
 from pdgemm import DistMatrix, DistTensor
 from pdgemm.errors import ArgumentError
@@ -184,29 +184,6 @@ def test_axes_are_moved(grids: list[Any]) -> None:
             k = draw.randint(1, len(axes))
             here, there = draw.sample(axes, k), draw.sample(axes, k)
             check(np.moveaxis(X, here, there), np.moveaxis(x, here, there))
-
-
-def drawn_key(draw: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return a key of slices with steps, indices, one list, new axes and at most one ellipsis."""
-    key, lists = list[Any](), 0
-    for n in shape[: draw.randint(0, len(shape))]:
-        kind = draw.randrange(7)
-        ends = [draw.choice((None, draw.randint(-n - 2, n + 2))) for _ in range(2)]
-        if kind == 0 and n:
-            key.append(draw.choice((draw.randrange(n), np.int64(draw.randrange(n)) - n)))
-        elif kind == 1 and not lists:
-            lists = 1
-            key.append([draw.randrange(-n, n) for _ in range(draw.randint(0, 4))] if n else [])
-        elif kind == 2 and not lists:
-            lists = 1
-            key.append(np.array([draw.random() < 0.5 for _ in range(n)], bool))
-        else:
-            key.append(slice(*ends, draw.choice((None, 1, 1, 2, 3, -1, -2))))
-    for _ in range(draw.choice((0, 0, 1, 2))):
-        key.insert(draw.randint(0, len(key)), None)
-    if draw.random() < 0.4:
-        key.append(...)
-    return tuple(key)
 
 
 def test_parts(grids: list[Any]) -> None:
