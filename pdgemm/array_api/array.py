@@ -15,8 +15,9 @@ from pdgemm.tensors.dist_tensor import DistTensor
 class Array(DistTensor):
     """A DistTensor whose functions and parts are arrays of any number of axes, as the array API standard requires.
 
-    A DistTensor has results of fewer than two axes on every rank; an Array distributes them, too.  `float(x)`, `int(x)`,
-    `bool(x)` and `complex(x)` of an array without axes return its number on every rank.  Collective over the grid.
+    A DistTensor has results of fewer than two axes on every rank; an Array distributes them, too.  `float(x)`,
+    `int(x)`, `bool(x)` and `complex(x)` of an array without axes return its number on every rank.  Collective over the
+    grid.
     """
 
     def _result(self) -> Self:

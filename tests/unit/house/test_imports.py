@@ -21,7 +21,8 @@ FLOORS = [  # A module imports from folders or modules before it in the list; th
     "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
     "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "gemm",
     "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.work", "linalg.functions",
-    "linalg.eigen", "linalg.singular", "linalg", "tensors", "array_api", "interop", "interchange", "scalapack", "statistics",
+    "linalg.eigen", "linalg.singular", "linalg", "tensors", "array_api", "interop", "interchange", "scalapack",
+    "statistics",
     "resilience", "io", "io.streamed", "parallel", "training",
     "tools.calibrate", "tools.profiling", "tools.studies", "tools", "__main__",
 ]  # fmt: skip
