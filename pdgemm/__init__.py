@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
+    from pdgemm import array_api as array_api
     from pdgemm import interchange as interchange
     from pdgemm import io as io
     from pdgemm import linalg as linalg
@@ -89,6 +90,7 @@ _NAMES = {  # the public names of each module
     "pdgemm.io.streamed.stored_matrix": ["StoredMatrix"],
 }
 _MODULES = {
+    "array_api": "pdgemm.array_api",
     "gpus": "pdgemm.devices.gpu_binding",
     "interchange": "pdgemm.interchange",
     "io": "pdgemm.io",

@@ -83,10 +83,11 @@ def einsum(
             check_result("out", out.unfolding, {f"operand {at}": x.unfolding for at, x in enumerate(tensors, 1)})
     work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, beta, out, work)
-    if C.ndim < 2 and out is None:
-        return C.allgather()[()]
     work.reported(C.unfolding, plan.contractions)
-    return C
+    if out is not None:
+        return out
+    kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
+    return kind(C.unfolding, C.layout)._result()
 
 
 def _planned(

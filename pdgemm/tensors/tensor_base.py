@@ -172,6 +172,10 @@ class TensorBase:
             raise ArgumentError(f"axis={shown(axis)} of a tensor of shape {self.shape}: {bad}") from None
 
     # ------------------------------------------------------------------ new tensors
+    def _result(self) -> Any:
+        """Return the result of a function: of fewer than two axes a number or an array on every rank, else itself."""
+        return self if self.ndim > 1 else self.allgather()[()]
+
     def default_layout(self, shape: Sequence[int]) -> TensorLayout:
         """Return the default layout of a tensor of this shape on all ranks of this grid."""
         ranks = self.grid.members
@@ -197,10 +201,3 @@ class TensorBase:
                 set_broadcast(result.local, elements())
         result.unfolding.shared = not agreement.flag
         return result
-
-
-def whole_if_small(T: Any, allowed: bool = True) -> Any:
-    """Return a number, or an array of one axis, that is on every rank; a tensor of several axes unchanged."""
-    if T.ndim > 1 or not allowed:
-        return T
-    return T.allgather()[()]

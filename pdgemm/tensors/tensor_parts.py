@@ -16,7 +16,7 @@ from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays.device import Array, beside
 from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.support.agreement import together
-from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
+from pdgemm.tensors.tensor_base import Axis, TensorBase
 from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_shapes import new_shape, parsed_key, pieces_of, readable, reread
 
@@ -75,7 +75,7 @@ class TensorParts(TensorBase):
         part = part.expanded(new)
         if first:
             part = part.transpose([first, *range(first), *range(first + 1, part.ndim)])
-        return whole_if_small(part, self.ndim > 1)
+        return part._result() if self.ndim > 1 else part
 
     def put(self, start: Sequence[int], part: Self) -> None:
         """Set the box of the shape of `part` whose first indices are `start` to the elements of `part`.  Collective.

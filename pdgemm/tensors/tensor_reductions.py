@@ -13,7 +13,7 @@ from pdgemm.local.arrays.dtypes import NARROW, TYPE
 from pdgemm.local.arrays.elementwise import supported
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
-from pdgemm.tensors.tensor_base import Axis, TensorBase, whole_if_small
+from pdgemm.tensors.tensor_base import Axis, TensorBase
 from pdgemm.tensors.tensor_moves import in_layout
 
 
@@ -49,7 +49,7 @@ class TensorReductions(TensorBase):
         if rounded and wide != dtype:
             report, part = part.later_report, part.astype(dtype)
             part.unfolding.report = report
-        return part if keepdims else whole_if_small(type(self)(part.unfolding, part.layout.without(gone)), True)
+        return part if keepdims else type(self)(part.unfolding, part.layout.without(gone))._result()
 
     def _partly(self, name: str, gone: tuple[int, ...], dtype: np.dtype) -> Self:
         """Return the reductions of each rank's elements: an axis that is divided has one index for each part."""

@@ -21,7 +21,8 @@ FLOORS = [  # A module imports from folders or modules before it in the list; th
     "schedules.training", "planning", "transport", "transport.panels", "matrix", "algorithms.protection",
     "algorithms", "algorithms.indexing", "algorithms.statistics", "algorithms.panels", "gemm",
     "batched", "grouped", "scaled", "linalg.ranges", "linalg.factors", "linalg.work", "linalg.functions",
-    "linalg.eigen", "linalg.singular", "linalg", "tensors", "interop", "interchange", "scalapack", "statistics",
+    "linalg.eigen", "linalg.singular", "linalg", "tensors", "array_api", "interop", "interchange", "scalapack",
+    "statistics",
     "resilience", "io", "io.streamed", "parallel", "training",
     "tools.calibrate", "tools.profiling", "tools.studies", "tools", "__main__",
 ]  # fmt: skip
@@ -107,7 +108,7 @@ for name in sys.argv[1:]:
 def test_public_names_and_their_docstrings() -> None:
     for name in pdgemm.__all__:
         assert getattr(pdgemm, name).__doc__
-    modules = {"interchange", "io", "linalg", "parallel", "scalapack", "statistics", "gpus"}
+    modules = {"array_api", "interchange", "io", "linalg", "parallel", "scalapack", "statistics", "gpus"}
     assert set(pdgemm.__all__) | modules | {"__doc__", "__version__"} == set(dir(pdgemm))
     found = subprocess.run(
         [sys.executable, "-c", "import pdgemm; print(pdgemm.io.hdf5.load, pdgemm.scalapack, pdgemm.gpus.choose)"],
