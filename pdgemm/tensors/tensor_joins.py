@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.dtypes import common
 from pdgemm.matrix.array_functions import check_one_device
@@ -35,10 +36,15 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
             raise LayoutError(f"tensors joined along axis {axis} must agree in the other axes, got {shapes}")
         check_one_device("concatenate", tensors)
         dtype = common(*(x.dtype for x in tensors))
-    kept = first.default_layout([n for x, n in enumerate(first.shape) if x != at])
+    work, kept = Work("concatenate"), first.default_layout([n for x, n in enumerate(first.shape) if x != at])
     parts = [in_layout(x, kept.expanded([at], [x.shape[at]]), name="concatenate") for x in tensors]
     layout = kept.expanded([at], [sum(x.shape[at] for x in tensors)])
-    return first.with_elements(layout, dtype, lambda: np.concatenate([x.local for x in parts], axis=at))
+    result = first.with_elements(layout, dtype, lambda: np.concatenate([x.local for x in parts], axis=at))
+    for x, part in zip(tensors, parts):
+        if part is not x:
+            work.did(part)
+    work.reported(result.unfolding, 1)
+    return result
 
 
 def stack(tensors: Sequence[Any], axis: int = 0) -> Any:

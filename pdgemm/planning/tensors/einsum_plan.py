@@ -332,7 +332,7 @@ def plan_einsum(
 
     Raises ArgumentError, LayoutError or MemoryLimitError.
     """
-    expr, arrays = parsed(expression, operands, lambda x: getattr(x, "shape", x))
+    expr, arrays = parsed(expression, operands, lambda x: x if isinstance(x, (tuple, list)) else np.shape(x))
     tensors = [x for x in arrays if hasattr(x, "grid")]
     members = tensors[0].grid.members if tensors else tuple(range(ranks or 1))
     if ranks is None and not tensors:
@@ -350,9 +350,9 @@ def _value(x: Any, dtype: np.dtype, members: tuple[int, ...], free: bool) -> Ten
         return TensorValue(x.layout, x.dtype)
     if hasattr(x, "layout_in"):
         return TensorValue(TensorLayout.of_matrix(x.layout_in(x.grid), x.shape, (0,), (1,)), x.dtype)
-    whole, shape = hasattr(x, "dtype"), getattr(x, "shape", x)
-    layout = default_layout(tuple(shape), len(members), None, members)
-    return TensorValue(layout, x.dtype if whole else dtype, free and not whole)
+    exists = not isinstance(x, (tuple, list))
+    layout = default_layout(np.shape(x) if exists else tuple(x), len(members), None, members)
+    return TensorValue(layout, np.asarray(x).dtype if exists else dtype, free and not exists)
 
 
 def machine_beneath(x: Any) -> Machine:

@@ -135,7 +135,22 @@ def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: li
             "index 'i' of one operand has the extents 2 and 3": (LayoutError, partial(pdgemm.einsum, "ii->i", A)),
             "einsum 'ij->x' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij->x", A)),
             "einsum 'ij,jk->ik' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij,jk->ik", A)),
-            "einsum ij,jk->ik: out is DistTensor": (LayoutError, partial(pdgemm.einsum, "ij,jk->ik", A, B, out=whole)),
+            "einsum ij,jk->ik: index 'k' has the extents 4 and 2, of out": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, out=whole),
+            ),
+            "einsum ij->i: the result has 1 axes, and out the shape (2, 2)": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij->i", A, out=whole),
+            ),
+            "einsum ij->ij: out is a DistMatrix, and not a DistTensor": (
+                TypeError,
+                partial(pdgemm.einsum, "ij->ij", A, out=A.matrix([0])),
+            ),
+            "einsum ij,kj->ik: the result is float64, and out int64": (
+                DTypeError,
+                partial(pdgemm.einsum, "ij,kj->ik", A, A, out=whole.astype(int)),
+            ),
             "but elements of int64 are not multiplied": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", ints, ints)),
             "alpha = 1j is complex, but the result is float64": (
                 DTypeError,
@@ -157,6 +172,10 @@ def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: li
             "the plan was made for": (
                 LayoutError,
                 partial(pdgemm.einsum, "ij->ji", A, optimize=pdgemm.plan_einsum("ij->ij", A)),
+            ),
+            "got axes (1,) of shape (2, 3) and (1,) of shape (3, 4), of extents 3 and 4": (
+                LayoutError,
+                partial(pdgemm.tensordot, A, B, ((1,), (1,))),
             ),
             "got axes (0, 1) of shape (2, 3) and": (LayoutError, partial(pdgemm.tensordot, A, B, ((0, 1), (0,)))),
             "got axes (1,) of shape (2, 3) and (0,) of shape (1, 4)": (
