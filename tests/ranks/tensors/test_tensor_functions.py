@@ -184,6 +184,24 @@ def test_reshapes(grids: list[Any]) -> None:
             check(X.reshape([-1 if k == at else n for k, n in enumerate(new)]), x.reshape(new))
 
 
+def test_axes_of_one_index(grids: list[Any]) -> None:
+    for grid in grids:
+        ranks = len(grid.members)
+        x = elements((1, 1, 1), "float64")
+        for rows, cols in (((2,), (0, 1)), ((0, 1), (2,)), ((), (1, 0, 2))):
+            on = (1, ranks) if not rows else (ranks, 1)
+            layout = TensorLayout.even(x.shape, rows, cols, on, grid.members)
+            X = DistTensor.from_global(x, grid=grid, layout=layout)
+            for shape in ((), (1,), (1, 1), (1,) * 4):
+                Y = X.reshape(shape)
+                assert Y.report is None or Y.report.counted == Y.report.predicted
+                check(Y, x.reshape(shape))
+        there = TensorLayout.even((), (), (), (1, 1), grid.members[-1:])
+        number = DistTensor.from_global(np.array(2.0), grid=grid, layout=there)
+        check(number + DistTensor.from_global(np.array(1.0), grid=grid), np.array(3.0))
+        check(number.reshape(1, 1) * X, 2 * x)
+
+
 def _power(n: int, p: int) -> int:
     return 0 if n % p else 1 + _power(n // p, p)
 
