@@ -13,6 +13,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
+from pdgemm.tensors.tensor_triangles import tril, triu
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -89,7 +90,7 @@ _NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "tran
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims)
+    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims, tril, triu)
 } | {
     "numpy.concat": concatenate,
     "numpy.shape": lambda a: a.shape,
