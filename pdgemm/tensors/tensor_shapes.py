@@ -70,7 +70,7 @@ def readable(T: Any, shape: tuple[int, ...], pieces: Pieces) -> TensorLayout:
 
     Axes of extent 1 that the reshaped tensor lacks are not divided.
     """
-    thin, pieces = [x for old, new in pieces if not new for x in old], [x for x in pieces if x[1]]
+    thin, pieces = [x for old, new in pieces if not new for x in old], [x for x in pieces if x[0] and x[1]]
     sizes = [prod(T.shape[x] for x in old) for old, _ in pieces]
     runs = T.default_layout(sizes)
     rows, cols = (tuple(x for piece in group for x in pieces[piece][0]) for group in (runs.rows, runs.cols))
