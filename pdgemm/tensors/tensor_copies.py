@@ -11,11 +11,11 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.device import beside
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
-from pdgemm.linalg.work import Work
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import as_tensor, moveaxis

@@ -182,6 +182,9 @@ def test_reshapes(grids: list[Any]) -> None:
         if x.size and new:
             at = draw.randrange(len(new))
             check(X.reshape([-1 if k == at else n for k, n in enumerate(new)]), x.reshape(new))
+    one = DistTensor.from_global(np.ones((1,) * 4), grid=grids[0], rows=(0,), cols=(1, 2, 3))
+    for ndim in range(5):  # new axes of extent 1, which no axis of the old shape becomes
+        check(one.reshape((1,) * ndim).reshape((1,) * 3), np.ones((1, 1, 1)))
 
 
 def _power(n: int, p: int) -> int:
