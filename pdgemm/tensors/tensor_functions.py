@@ -100,7 +100,10 @@ def _matmul(a: Any, b: Any) -> Any:
 
 
 _PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: _matmul, np.vecdot: vecdot}
-_NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "transpose", "reshape", "ravel", "squeeze")
+_NAMES = (
+    *("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "argmin", "argmax"),
+    *("transpose", "reshape", "ravel", "squeeze"),
+)
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
