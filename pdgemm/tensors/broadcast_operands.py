@@ -42,10 +42,10 @@ def as_operands(name: str, inputs: Sequence[Any], out: Any = None) -> tuple[Tens
     tensors = [x for x in (out, *inputs) if isinstance(x, TensorBase)]
     like = next((x for x in tensors if x.shape == shape), None)
     layout = like.layout if like is not None else tensors[0].default_layout(shape)
-    return layout, [_as_operand(x, layout, tensors[0]) for x in inputs]
+    return layout, [as_operand(x, layout, tensors[0]) for x in inputs]
 
 
-def _as_operand(x: Any, layout: TensorLayout, like: Any) -> Any:
+def as_operand(x: Any, layout: TensorLayout, like: Any) -> Any:
     """Return a number unchanged, any other operand as a matrix of this layout to whose shape it is broadcast."""
     if isinstance(x, DistMatrix):
         x = x.tensor(x.shape)

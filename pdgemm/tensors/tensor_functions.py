@@ -11,8 +11,21 @@ import numpy as np
 import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
+from pdgemm.tensors.tensor_axes import cumprod, cumsum, cumulative_prod, cumulative_sum, diff, take, take_along_axis
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
+from pdgemm.tensors.tensor_lines import nonzero
+from pdgemm.tensors.tensor_sorting import (
+    argsort,
+    isin,
+    searchsorted,
+    sort,
+    unique,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -81,10 +94,16 @@ def _matmul(a: Any, b: Any) -> Any:
 
 _NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "transpose", "reshape", "ravel", "squeeze")
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
+_METHODS |= {f"numpy.{name}": name for name in ("argmin", "argmax", "count_nonzero")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims)
-} | {
+}
+_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (sort, argsort, take, take_along_axis, diff, cumsum, cumprod)}
+_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (cumulative_sum, cumulative_prod, searchsorted, isin, unique)}
+_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (unique_all, unique_counts, unique_inverse, unique_values)}
+_FUNCTIONS |= {
+    "numpy.nonzero": lambda a: tuple(x._result() if a.ndim > 1 else x for x in nonzero(a)),
     "numpy.concat": concatenate,
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,

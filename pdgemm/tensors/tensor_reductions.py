@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import NARROW, TYPE
 from pdgemm.local.arrays.elementwise import supported
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
@@ -84,6 +84,59 @@ class TensorReductions(TensorBase):
         """Return means over some axes, all by default.  Collective."""
         mean = self._divided("sum", axis, keepdims, 0)
         return mean.astype(self.dtype) if self.dtype in NARROW else mean
+
+    def argmin(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the first index of the least element along an axis; of all axes, its row-major number.  Collective.
+
+        A NaN is least, as in NumPy.  Cost: as for `min`, and an index with each element.
+        """
+        return self._place("min", axis, keepdims)
+
+    def argmax(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the first index of the largest element along an axis, as `argmin`.  Collective."""
+        return self._place("max", axis, keepdims)
+
+    def _place(self, name: str, axis: Axis, keepdims: bool) -> Any:
+        """Return the first place of the extreme elements over some axes, as row-major numbers of these axes."""
+        with together(self.grid.comm) as arguments:
+            gone = self.axes_of(axis)
+            arguments += [f"arg{name}", gone, keepdims, str(self.layout), self.dtype]
+            extents = [self.shape[x] for x in gone]
+            if not prod(extents):
+                raise ArgumentError(f"arg{name} of no elements: axis={axis} of a tensor of shape {self.shape}")
+        best = self._partly(name, gone, self.dtype)
+        own = self.indices()
+
+        def places() -> Array:
+            if not self.local.size:
+                return np.full(1, prod(extents))
+            kept = [x for x in range(self.ndim) if x not in gone]
+            x = to_host(self.local.transpose(*kept, *gone))
+            shape = x.shape[len(kept) :]
+            at = getattr(np, f"arg{name}")(x.reshape(*x.shape[: len(kept)], prod(shape)), axis=-1)
+            index = [own[axis][i] for axis, i in zip(gone, np.unravel_index(at, shape))] if gone else [at]
+            return np.expand_dims(np.ravel_multi_index(index, extents) if gone else at, gone)
+
+        place = self.with_elements(best.layout, np.dtype(np.int64), places)
+        if set(gone) & set(self.layout.divided):
+            there = undivided(best.layout, gone, self.grid.members)
+            best, place = (in_layout(x, there, name=f"arg{name}") for x in (best, place))
+            report = place.later_report
+
+            def first() -> Array:
+                x = to_host(best.local)
+                extreme = getattr(np, name)(x, axis=gone, keepdims=True)
+                return np.where((x == extreme) | (x != x), to_host(place.local), prod(extents)).min(
+                    axis=gone, keepdims=True
+                )
+
+            place = place.with_elements(partial_layout(there, gone), place.dtype, first)
+            place.unfolding.report = report
+        return place if keepdims else type(self)(place.unfolding, place.layout.without(gone))._result()
+
+    def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
+        return self.astype(bool).sum(axis, keepdims)
 
     def _divided(self, name: str, axis: Axis, keepdims: bool, ddof: float) -> Any:
         """Return sums over some axes, divided by the number of their elements less `ddof`; of 16 bits in float32.

@@ -28,7 +28,7 @@ def tensor_of(array: np.ndarray, grid: Any, draw: random.Random) -> Any:
     if how == 0:
         return DistTensor.from_global(array, grid=grid)
     if how == 6:
-        return -DistTensor.from_global(-array, grid=grid)  # not in node-shared memory
+        return DistTensor.from_global(array, grid=grid).copy()  # not in node-shared memory
     if how == 1:
         return DistTensor.from_global(array.transpose(axes), grid=grid).transpose(np.argsort(axes).astype(int))
     if how == 2 and array.ndim:

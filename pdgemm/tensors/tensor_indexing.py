@@ -1,0 +1,321 @@
+"""Parts of tensors that keys name, read and set: indices, slices, lists, masks, and arrays of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+
+from pdgemm.algorithms.indexing.selection import as_element, own_places
+from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError
+from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.local.arrays.device import beside
+from pdgemm.local.arrays.dtypes import can_convert, element_type
+from pdgemm.local.arrays.elementwise import set_broadcast
+from pdgemm.local.arrays.keys import last_of_each
+from pdgemm.matrix.argument_checks import overlap
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.planning.tensors.tensor_layouts import undivided
+from pdgemm.support.agreement import described_elements, together
+from pdgemm.tensors.broadcast_operands import as_operand
+from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.tensors.tensor_joins import moveaxis
+from pdgemm.tensors.tensor_lines import cumulative, fetched, in_line, joined, nonzero, owners, stored
+from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_parts import TensorParts
+from pdgemm.tensors.tensor_shapes import (
+    ParsedKey,
+    apart,
+    check_broadcast,
+    check_mask,
+    is_list,
+    is_mask,
+    is_whole,
+    parsed_key,
+    whole_key,
+    with_axes,
+)
+
+
+class TensorIndexing(TensorParts):
+    """`T[key]` and `T[key] = x`."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a part: slices of any step, indices, `...`, None, lists, masks and arrays of indices, as in NumPy.
+
+        A mask, or an array of indices, is a tensor, or an array that all ranks have.  A number or an array of one axis
+        is on every rank, any other part a new tensor.  Nothing is sent, unless an axis that is divided is indexed by a
+        number, a list or a slice whose step is not 1; a key of an index for each axis sends nothing either.
+        Under a mask, elements are first moved to the order of their indices; of arrays of indices, the indices are
+        sent to the elements' owners, and the elements back.  Collective.
+        Raises KeyIndexError, an IndexError, on all ranks.
+        """
+        keys = _keys(key)
+        if len(keys) == 1 and is_mask(keys[0]):
+            part = self._under(keys[0])
+        elif split := self._split(keys):
+            part = (self if is_whole(split[0]) else self._basic(split[0]))._at(*split[1:])
+        else:
+            part = self._basic(keys)
+        return part._result() if self.ndim > 1 else part
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set a part to a number, a tensor or an array that is the same on every rank; it is broadcast.  Collective.
+
+        key   : as for reading; the elements keep their type.  If an index occurs twice, the last value stays.
+        value : of a type that this one can hold; a tensor that shares memory with this one is copied first.
+
+        Of a number or an array nothing is sent; of a tensor each element that changes its rank, once, in one exchange.
+        Under arrays of indices, these are sent, too.
+        Raises KeyIndexError, LayoutError, DTypeError or ArgumentError on all ranks; then nothing is set.
+        """
+        keys = _keys(key)
+        value = value.tensor(value.shape) if isinstance(value, DistMatrix) else value
+        with together(self.grid.comm) as arguments:
+            arguments += ["T[...] = x", str(self.layout), self.dtype]
+            if self.unfolding.conjugated:
+                raise ArgumentError("this tensor is the conjugate of a matrix, and cannot be written to")
+            if not isinstance(value, TensorBase):
+                value = np.asarray(value) if np.ndim(value) else as_element(value, self.dtype)
+                arguments.append(described_elements(value) if value.ndim else value)
+            if not can_convert(element_type(value.dtype), self.dtype):
+                raise DTypeError(f"{value.dtype} elements cannot become {self.dtype}")
+        if len(keys) == 1 and is_mask(keys[0]):
+            self._set_under(keys[0], value)
+        elif split := self._split(keys):
+            self._set_at(*split, value)
+        else:
+            self._set_basic(keys, value)
+
+    # ------------------------------------------------------------------ slices, indices, one list
+    def _basic(self, keys: Sequence[Any]) -> Self:
+        """Return a part by slices, indices, new axes and one list, as a tensor.  Collective."""
+        with together(self.grid.comm) as arguments:
+            picks, dropped, new, first = parsed = parsed_key(keys, self.shape)
+            arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
+            moved = any(x in dropped or not isinstance(picks.get(x, range(0)), range) for x in self.layout.divided)
+        if moved and len(dropped) == self.ndim:
+            part = self._one([picks[x].start for x in range(self.ndim)])
+        else:
+            part = self._moved(parsed) if moved else self._windowed(picks)
+            part = type(self)(part.unfolding, part.layout.without(dropped))
+        part = part.expanded(new)
+        return part.transpose([first, *range(first), *range(first + 1, part.ndim)]) if first else part
+
+    def _moved(self, parsed: ParsedKey) -> Self:
+        """Return the picked indices of each axis, in the default layout of the part.  Collective."""
+        kept = [n for axis, n in enumerate(parsed.extents(self.shape)) if axis not in parsed.dropped]
+        target = self.default_layout(kept).expanded(parsed.dropped)
+        pairs = {x: IndexPairs(np.asarray(indices), np.arange(len(indices))) for x, indices in parsed.picks.items()}
+        return in_layout(self, target, pairs, name="T[...]")
+
+    def _one(self, indices: list[int]) -> Self:
+        """Return one element, on the rank that has it.  Collective; nothing is sent."""
+        rank, local = owners(self.layout, range(self.ndim), indices)
+        there = TensorLayout.even((), (), (), (1, 1), (int(rank),))
+        return self.with_elements(there, self.dtype, lambda: self.local[(*map(int, local), ...)])
+
+    def _set_basic(self, keys: Sequence[Any], value: Any) -> None:
+        """Set the part that slices, indices, new axes and one list name.  Collective."""
+        with (agreement := together(self.grid.comm)) as arguments:
+            parsed = parsed_key(keys, self.shape)
+            arguments += [parsed.dropped, parsed.new, *parsed.picks.values()]
+            check_broadcast(np.shape(value), parsed.result(self.shape))
+            agreement.flag = isinstance(value, TensorBase) and overlap(self.unfolding.stored, value.unfolding.stored)
+        extents = parsed.extents(self.shape)
+        if not prod(extents):
+            return
+        if np.ndim(value) or isinstance(value, TensorBase):
+            value = parsed.aligned(value.copy() if agreement.flag else value, self.ndim)
+        if not isinstance(value, TensorBase):
+            with together(self.grid.comm):
+                if self.local.size:
+                    self._set_array(parsed, value)
+        elif all(isinstance(parsed.picks.get(x, range(0)), range) for x in self.layout.divided):
+            layout, key = self._window(parsed.picks)
+            part = type(self)(as_operand(value, layout, self), layout)
+            with together(self.grid.comm):
+                if part.local.size:
+                    self._set_local(key, part.local)
+            self.unfolding.report = part.later_report
+        else:
+            pairs = dict[int, IndexPairs]()
+            for axis, n in enumerate(extents):
+                if axis in parsed.picks or value.shape[axis] != n:
+                    indices = np.asarray(parsed.picks.get(axis, range(n)))
+                    last = last_of_each(indices)
+                    pairs[axis] = IndexPairs(last if value.shape[axis] == n else 0 * last, indices[last])
+            in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding)
+
+    def _set_array(self, parsed: ParsedKey, value: Any) -> None:
+        """Set this rank's elements of a part to a number, or to those of an array with the axes of T.  Local."""
+        key, here = list[Any](), list[np.ndarray]()
+        for axis, n in enumerate(self.shape):
+            at = next((at for at, x in enumerate((self.layout.rows, self.layout.cols)) if x[:1] == (axis,)), -1)
+            part = self.grid.coords[at] if at >= 0 else 0
+            own, mine = own_places(self.layout.dim(axis), parsed.picks.get(axis, range(n)), part)
+            key.append(own)
+            here.append(mine if np.ndim(value) and value.shape[axis] > 1 else np.zeros(1, np.int64))
+        self._set_local(tuple(key), value[np.ix_(*here)] if np.ndim(value) else value)
+
+    def _set_local(self, key: tuple[Any, ...], values: Any) -> None:
+        """Set this rank's elements with these local indices, or slices of them, of each axis.  Local."""
+        if any(not isinstance(x, slice) for x in key):
+            key = np.ix_(*(np.arange(n)[x] for n, x in zip(self.local.shape, key)))
+            self.local[tuple(beside(x, self.local) for x in key)] = beside(np.asarray(values), self.local)
+        else:
+            set_broadcast(self.local[(*key, ...)], values)
+
+    # ------------------------------------------------------------------ arrays of indices
+    def _split(self, keys: list[Any]) -> tuple[tuple[Any, ...], list[int], list[Any], int] | None:
+        """Return the key without arrays of indices, the axes of that part that they index, the arrays, and a place.
+
+        The axes of the arrays have this place in the result.  None: the key has one list at most.  Collective.
+        """
+        if sum(map(is_list, keys)) < 2 and not any(
+            isinstance(x, TensorBase) or np.ndim(x) > 1 for x in keys if is_list(x)
+        ):
+            return None
+        basic, axes, arrays, axis, place = list[Any](), list[int](), list[Any](), 0, 0
+        keys = whole_key(keys, self.shape)
+        for x in keys:
+            for array in _unmasked(x, self.shape[axis:]) if is_list(x) else ():
+                axes.append(place)
+                arrays.append(array)
+                basic.append(slice(None))
+                axis, place = axis + 1, place + 1
+            if not is_list(x):
+                basic.append(x)
+                axis, place = axis + (x is not None), place + (x is None or isinstance(x, slice))
+        return tuple(basic), axes, arrays, 0 if apart(keys) else axes[0]
+
+    def _at(self, axes: list[int], arrays: list[Any], place: int) -> Self:
+        """Return the parts with these indices of some axes, whose axes in the result begin at `place`.  Collective."""
+        shape, numbers = self._numbers(axes, arrays)
+        rest = [x for x in range(self.ndim) if x not in axes]
+        extents = [self.shape[x] for x in rest]
+        if self._thin(prod(extents)):
+            part = fetched(self, axes, in_line(self._own(numbers).ravel()))
+        else:
+            every = numbers.allgather() if isinstance(numbers, TensorBase) else numbers
+            whole = self.transpose([*axes, *rest]).reshape([prod(self.shape[x] for x in axes), *extents])
+            part = whole._basic([every.reshape(-1)])
+        part = part.reshape([*shape, *extents])
+        return moveaxis(part, range(len(shape)), range(place, place + len(shape)))
+
+    def _thin(self, width: int) -> bool:
+        """Return whether parts of `width` elements are fewer than ranks: then not all ranks may have all their numbers.
+
+        Otherwise the numbers of parts are at most as many as the elements that a rank has of the parts.
+        """
+        return width < len(self.grid.members)
+
+    def _numbers(self, axes: list[int], arrays: list[Any]) -> tuple[tuple[int, ...], Any]:
+        """Return the shape of broadcast arrays of indices, and the row-major numbers of these, an array or a tensor."""
+        with together(self.grid.comm) as arguments:
+            arguments += ["indices of a tensor", *axes, str(self.layout)]
+            arrays = [x if isinstance(x, TensorBase) else np.asarray(x) for x in arrays]
+            arguments += [x.shape if isinstance(x, TensorBase) else described_elements(x) for x in arrays]
+            try:
+                shape = np.broadcast_shapes(*(x.shape for x in arrays))
+            except ValueError as bad:
+                raise KeyIndexError(f"arrays of indices: {bad}") from None
+            if wrong := [x.dtype for x in arrays if x.dtype.kind not in "iu" and prod(x.shape)]:
+                raise KeyIndexError(f"an array of indices has whole numbers or truth values, got {wrong[0]}")
+        numbers: Any = np.int64(0)
+        for axis, x in zip(axes, arrays):
+            n, x = self.shape[axis], x.astype(np.int64)
+            outside = np.any((x < -n) | (x >= n))
+            if outside.allgather() if isinstance(outside, TensorBase) else outside:
+                raise KeyIndexError(f"an index is out of range for axis {axis} of a tensor of shape {self.shape}")
+            numbers = numbers * n + np.where(x < 0, x + n, x)
+        return shape, numbers
+
+    def _own(self, array: Any) -> Any:
+        """Return an array that is the same on every rank as a tensor; a tensor unchanged.  Collective."""
+        return array if isinstance(array, TensorBase) else type(self).from_global(array, grid=self.grid)  # type: ignore[attr-defined]
+
+    def _set_at(self, basic: tuple[Any, ...], axes: list[int], arrays: list[Any], place: int, value: Any) -> None:
+        """Set the parts with these indices of some axes of the part `basic`.  Collective."""
+        part = self if is_whole(basic) else self._basic(basic)
+        shape, numbers = part._numbers(axes, arrays)
+        rest = [x for x in range(part.ndim) if x not in axes]
+        extents = [part.shape[x] for x in rest]
+        if np.ndim(value) or isinstance(value, TensorBase):
+            value = part._broadcast(value, [*extents[:place], *shape, *extents[place:]])
+            value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
+            value = in_line(value.astype(self.dtype).reshape([prod(shape), *extents]))
+        there = in_layout(part, undivided(part.layout, rest, self.grid.members))
+        stored(there, axes, in_line(self._own(numbers).ravel()), value)
+        if there is not self:
+            self._set_basic(basic, there)
+
+    def _broadcast(self, value: Any, shape: Sequence[int]) -> Any:
+        """Return a tensor or an array that is broadcast to this shape, as a tensor.  Collective."""
+        with together(self.grid.comm):
+            check_broadcast(value.shape, shape)
+        layout = self.default_layout(shape)
+        return type(self)(as_operand(with_axes(value, len(shape)), layout, self), layout)
+
+    # ------------------------------------------------------------------ masks
+    def _under(self, mask: Any) -> Self:
+        """Return the parts under a mask of the first axes, in the order of their indices.  Collective."""
+        self._check_mask(mask)
+        if not np.ndim(mask):
+            return self.expanded([0])._basic(
+                [np.zeros(int(mask.allgather() if isinstance(mask, TensorBase) else mask), np.int64)]
+            )
+        rest = self.shape[np.ndim(mask) :]
+        if not prod(mask.shape) or not self._thin(prod(rest)):
+            every = (mask.allgather() if isinstance(mask, TensorBase) else mask).reshape(-1)
+            whole = self.reshape([prod(self.shape[: np.ndim(mask)]), *rest])
+            return whole._basic([np.flatnonzero(every)])
+        flat, where = in_line(self.reshape([prod(mask.shape), *rest])), in_line(self._own(mask).ravel())
+        with together(self.grid.comm):
+            piece = flat.local[where.local]
+        return joined(flat, piece, "T[mask]")
+
+    def _check_mask(self, mask: Any) -> None:
+        with together(self.grid.comm) as arguments:
+            arguments += ["T[mask]", np.shape(mask), str(self.layout)]
+            arguments += [] if isinstance(mask, TensorBase) else [described_elements(np.asarray(mask))]
+            check_mask(np.shape(mask), self.shape)
+
+    def _set_under(self, mask: Any, value: Any) -> None:
+        """Set the elements under a mask of the first axes.  Collective."""
+        self._check_mask(mask)
+        if not prod(np.shape(mask)):
+            return
+        wide = np.expand_dims(mask, tuple(range(np.ndim(mask), self.ndim)))
+        if np.ndim(value):
+            numbers = cumulative(self._own(mask).ravel(), np.add, 0)
+            count = int(numbers[-1].allgather())
+            value = self._broadcast(value, [count, *self.shape[np.ndim(mask) :]])
+            value = value._at([0], [np.maximum(numbers - 1, 0)], 0).reshape(self.shape) if count else 0
+        value = value.astype(self.dtype) if isinstance(value, TensorBase) else value
+        where, values = (as_operand(x, self.layout, self) for x in (wide, value))
+        with together(self.grid.comm):
+            x = self.unfolding.stored
+            where, values = (y.local if isinstance(y, DistMatrix) else y for y in (where, values))
+            set_broadcast(x, np.where(where, values, x))
+
+
+def _keys(key: Any) -> list[Any]:
+    """Return the parts of a key, lists as arrays, and integer tensors without axes as numbers.  Collective."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = [x.tensor(x.shape) if isinstance(x, DistMatrix) else x for x in keys]
+    keys = [np.asarray(x, None if len(x) else np.int64) if isinstance(x, list) else x for x in keys]
+    return [
+        int(x.allgather()) if isinstance(x, TensorBase) and not x.ndim and x.dtype.kind in "iu" else x for x in keys
+    ]
+
+
+def _unmasked(x: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return an array of indices, or those of a mask of axes of these extents.  Collective."""
+    if isinstance(x, range) or x.dtype.kind != "b":
+        return (x,)
+    check_mask(x.shape, shape)
+    return nonzero(x) if isinstance(x, TensorBase) else np.nonzero(x)

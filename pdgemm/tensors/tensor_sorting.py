@@ -1,0 +1,237 @@
+"""Sorted tensors, and functions that follow from them: searches, distinct elements, sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from pdgemm.algorithms.indexing.dealing import deal
+from pdgemm.algorithms.statistics.sorting import check_ordered, cuts_of, elements_of, keys_of_elements, sum_over_ranks
+from pdgemm.errors import ArgumentError
+from pdgemm.local.arrays.arguments import as_name
+from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.folds import widened
+from pdgemm.planning.tensors.tensor_layouts import undivided
+from pdgemm.support.agreement import described_elements, together
+from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.tensors.tensor_joins import concatenate
+from pdgemm.tensors.tensor_lines import cumulative, in_line, nonzero, stored
+from pdgemm.tensors.tensor_moves import in_layout
+
+
+def along(T: Any, axis: int, name: str, act: Callable[[Array], Array], dtype: np.dtype, *described: object) -> Any:
+    """Return a function of the lines of elements along an axis, each of which one rank has whole.  Collective.
+
+    act : the function of an array, along the same axis, with a result of this type and of as many elements.
+    Cost: one exchange of the tensor where the axis is divided.
+    """
+    with together(T.grid.comm) as arguments:
+        arguments += [name, axis, str(T.layout), T.dtype, *described]
+    there = in_layout(T, undivided(T.layout, [axis], T.grid.members), name=name)
+    result = there.with_elements(there.layout, dtype, lambda: act(there.local))
+    result.unfolding.report = there.later_report
+    return result
+
+
+def sort(a: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None, descending: bool = False) -> Any:
+    """Return the elements sorted along an axis, or all of them; NaN last, or first if descending.  Collective.
+
+    Along the only axis of more than one index, each rank sorts its elements, cuts them where the parts of the result
+    begin, and sends each part to its rank, where it is sorted again: each element is sent once at most.  Along another
+    axis the tensor is moved so that a rank has whole lines.  Every sort is stable: `kind` and `stable` change nothing.
+    Raises ArgumentError or DTypeError on all ranks.
+    """
+    return _ordered(a, axis, descending, False)
+
+
+def argsort(a: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None, descending: bool = False) -> Any:
+    """Return the indices that sort the elements along an axis, or all of them: of equal ones, the first index first.
+
+    Collective; cost as for `sort`, and an index with each element.  Complex numbers are ordered by both parts.
+    """
+    return _ordered(a, axis, descending, True)
+
+
+def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
+    name = "argsort" if places else "sort"
+    if axis is None:
+        return _ordered(a.ravel(), 0, descending, places)
+    (at,) = a.axes_of(axis)
+    if a.size == a.shape[at]:
+        line = in_line(a.ravel(), name)
+        if not places:
+            return _sorted(line, descending, False)[0].reshape(a.shape)
+        return _places(line, descending).reshape(a.shape)
+
+    def act(x: Array) -> Array:  # of equal elements the first one is first, also in descending order
+        x = widened(np.flip(x, at) if descending else x)
+        order = np.argsort(x, at, stable=True) if places else np.sort(x, at)
+        return np.flip(x.shape[at] - 1 - order if places else order, at) if descending else order
+
+    return along(a, at, name, act, np.dtype(np.int64) if places else a.dtype, descending)
+
+
+def _places(line: Any, descending: bool) -> Any:
+    """Return the places of the elements of a line in their sorted order; complex numbers first by the real part."""
+    if line.dtype.kind != "c":
+        return _sorted(line, descending, True)[1]
+    by_imag = _places(line.imag, descending)
+    return by_imag[_places(line.real[by_imag], descending)]
+
+
+def _sorted(line: Any, descending: bool, places: bool) -> list[Any]:
+    """Return the sorted elements of a line of real numbers, and with `places` their indices.  Collective."""
+    name, parts = "argsort" if places else "sort", line.layout.first[0].parts
+    with together(line.grid.comm) as arguments:
+        check_ordered(line.dtype, name)
+        arguments += [name, str(line.layout), line.dtype, descending]
+        x = to_host(line.local)
+        keys = keys_of_elements(x + x.dtype.type(0) if places and x.dtype.kind == "f" else x)  # -0 equals 0
+        keys = ~keys if descending else keys
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+    dim, size = line.layout.first[0], line.size
+    cuts = cuts_of(keys, np.minimum(np.arange(1, parts) * dim.block, size), size, line.grid.comm)
+    sizes = np.diff(cuts)
+    dealt = [deal(keys[:, None], sizes, line.grid, name)]
+    if places:
+        start = dim.to_global(0, max(line.grid.coords[0], 0))
+        dealt.append(deal((order + start)[:, None], sizes, line.grid, name))
+    with together(line.grid.comm):
+        keys = dealt[0].rows[:, 0]
+        order = np.argsort(keys, kind="stable")
+        keys = ~keys[order] if descending else keys[order]
+    of_rows = [lambda: elements_of(keys, line.dtype), lambda: dealt[1].rows[order, 0]]
+    results = list[Any]()
+    for act, dtype, rows in zip(of_rows, (line.dtype, np.dtype(np.int64)), dealt):
+        results.append(line.with_elements(line.layout, dtype, act))
+        results[-1].unfolding.report = rows.report
+    return results
+
+
+# ---------------------------------------------------------------- functions of sorted elements
+def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter: Any = None) -> Any:
+    """Return, for each element of v, the number of elements of a that are less; with "right", at most as large.
+
+    a : a tensor of one axis, ascending, or ascending in the order of `sorter`.   Collective.
+    v : a tensor; or a number or an array that all ranks have: then its counts are added up over the ranks.
+    For a tensor, the elements of both are sorted together: cost as for `argsort`, and an exchange of the counts.
+    """
+    a = a if isinstance(a, TensorBase) else type(v).from_global(np.asarray(a), grid=v.grid)
+    with together(a.grid.comm) as arguments:
+        arguments += ["searchsorted", str(a.layout), as_name(side, "side", ("left", "right")), np.shape(v)]
+        if a.ndim != 1:
+            raise ArgumentError(f"searchsorted takes a sorted tensor of one axis, got one of shape {a.shape}")
+    a = a if sorter is None else a[sorter]
+    if not isinstance(v, TensorBase):
+        with together(a.grid.comm) as arguments:
+            values = np.asarray(v)
+            arguments.append(described_elements(values))
+            counts = np.asarray(np.searchsorted(to_host(a.local), v, side), np.int64)
+        return type(a).from_global(sum_over_ranks(counts, a.grid.comm), grid=a.grid)._result()
+    flat, first = type(a).reshape(v, [v.size]), side == "left"
+    order = argsort(concatenate([flat, a] if first else [a, flat]))
+    of_a = order >= v.size if first else order < a.size
+    numbers = cumulative(of_a, np.add, 0)[~of_a]
+    result = in_line(type(a).zeros((v.size,), grid=a.grid, dtype=np.int64))
+    stored(result, [0], in_line(order[~of_a] - (0 if first else a.size)), in_line(numbers))
+    return result.reshape(v.shape)
+
+
+def isin(
+    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None
+) -> Any:
+    """Return whether each element is among `test_elements`; with `invert`, whether it is not.  Collective.
+
+    Either is a tensor, or a number or an array that all ranks have.  Cost: as for `sort`, and two of `searchsorted`,
+    if `test_elements` is a tensor; otherwise nothing is sent.
+    """
+    if not isinstance(test_elements, TensorBase):
+        with together(element.grid.comm) as arguments:
+            tested = np.asarray(test_elements)
+            arguments += ["isin", described_elements(tested), invert]
+        act = lambda: np.isin(to_host(element.local), tested, invert=invert)  # noqa: E731
+        return element.with_elements(element.layout, np.dtype(bool), act)
+    among = sort(test_elements, None)
+    result = searchsorted(among, element, "right") > searchsorted(among, element, "left")
+    result = result & (element == element)
+    return ~result if invert else result
+
+
+class Distinct(NamedTuple):
+    """The distinct elements, ascending; their first indices; the place of each element among them; their numbers."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+def distinct(T: Any, equal_nan: bool = False) -> Distinct:
+    """Return the distinct elements of a tensor, as numpy.unique.  Collective.
+
+    equal_nan : all NaN are one element.   Cost: as for `argsort`, and a few exchanges of indices.
+    """
+    flat = in_line(T.ravel(), "unique")
+    order = argsort(flat)
+    ordered = flat[order]
+    changes = ordered[1:] != ordered[:-1]
+    if equal_nan and T.dtype.kind in "fc":
+        changes = changes & ((ordered[1:] == ordered[1:]) | (ordered[:-1] == ordered[:-1]))
+    new = concatenate([np.ones(min(T.size, 1), bool), changes])
+    starts = nonzero(new)[0]
+    counts = concatenate([starts[1:], np.full(min(T.size, 1), T.size)]) - starts
+    inverse = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64))
+    stored(inverse, [0], in_line(order), in_line(cumulative(new, np.add, 0) - 1))
+    return Distinct(ordered[new], order[new], inverse.reshape(T.shape), counts)
+
+
+class DistinctCounts(NamedTuple):
+    """The distinct elements, ascending, and their numbers."""
+
+    values: Any
+    counts: Any
+
+
+class DistinctInverse(NamedTuple):
+    """The distinct elements, ascending, and the place of each element among them."""
+
+    values: Any
+    inverse_indices: Any
+
+
+def unique_all(x: Any) -> Distinct:
+    """Return the distinct elements, their first indices, places and numbers, as numpy.unique_all.  Collective.
+
+    Each NaN is distinct.   Cost: as for `argsort`, and a few exchanges of indices.
+    """
+    return Distinct(*unique(x, True, True, True, equal_nan=False))
+
+
+def unique_counts(x: Any) -> DistinctCounts:
+    """Return the distinct elements and their numbers, as numpy.unique_counts.  Collective; see `unique_all`."""
+    return DistinctCounts(*unique(x, return_counts=True, equal_nan=False))
+
+
+def unique_inverse(x: Any) -> DistinctInverse:
+    """Return the distinct elements and the place of each element, as numpy.unique_inverse.  Collective."""
+    return DistinctInverse(*unique(x, return_inverse=True, equal_nan=False))
+
+
+def unique_values(x: Any) -> Any:
+    """Return the distinct elements, ascending, as numpy.unique_values.  Collective; see `unique_all`."""
+    return unique(x, equal_nan=False)
+
+
+def unique(
+    ar: Any, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
+    axis: int | None = None, *, equal_nan: bool = True, sorted: bool = True,
+) -> Any:  # fmt: skip
+    """Return the distinct elements, ascending, and what else is requested, as numpy.unique.  Collective."""
+    if axis is not None:
+        raise TypeError("numpy.unique with axis is not available for a DistTensor")
+    every = [x._result() if x.ndim < ar.ndim else x for x in distinct(ar, equal_nan)]
+    chosen = [x for x, wanted in zip(every, (True, return_index, return_inverse, return_counts)) if wanted]
+    return tuple(chosen) if len(chosen) > 1 else chosen[0]
