@@ -12,6 +12,7 @@ from pdgemm.algorithms.indexing.selection import as_element, own_places
 from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import beside
 from pdgemm.local.arrays.dtypes import can_convert, element_type
 from pdgemm.local.arrays.elementwise import set_broadcast
@@ -69,7 +70,7 @@ class TensorIndexing(TensorParts):
         value : of a type that this one can hold; a tensor that shares memory with this one is copied first.
 
         Of a number or an array nothing is sent; of a tensor each element that changes its rank, once, in one exchange.
-        Under arrays of indices, these are sent, too.
+        Under arrays of indices, these are sent, too.  `.report` has the words.
         Raises KeyIndexError, LayoutError, DTypeError or ArgumentError on all ranks; then nothing is set.
         """
         keys = _keys(key)
@@ -83,12 +84,14 @@ class TensorIndexing(TensorParts):
                 arguments.append(described_elements(value) if value.ndim else value)
             if not can_convert(element_type(value.dtype), self.dtype):
                 raise DTypeError(f"{value.dtype} elements cannot become {self.dtype}")
+        work = Work("T[...] = x")
         if len(keys) == 1 and is_mask(keys[0]):
-            self._set_under(keys[0], value)
+            self._set_under(keys[0], value, work)
         elif split := self._split(keys):
-            self._set_at(*split, value)
+            self._set_at(*split, value, work)
         else:
-            self._set_basic(keys, value)
+            self._set_basic(keys, value, work)
+        work.reported(self.unfolding, 1)
 
     # ------------------------------------------------------------------ slices, indices, one list
     def _basic(self, keys: Sequence[Any]) -> Self:
@@ -118,7 +121,7 @@ class TensorIndexing(TensorParts):
         there = TensorLayout.even((), (), (), (1, 1), (int(rank),))
         return self.with_elements(there, self.dtype, lambda: self.local[(*map(int, local), ...)])
 
-    def _set_basic(self, keys: Sequence[Any], value: Any) -> None:
+    def _set_basic(self, keys: Sequence[Any], value: Any, work: Work) -> None:
         """Set the part that slices, indices, new axes and one list name.  Collective."""
         with (agreement := together(self.grid.comm)) as arguments:
             parsed = parsed_key(keys, self.shape)
@@ -136,11 +139,10 @@ class TensorIndexing(TensorParts):
                     self._set_array(parsed, value)
         elif all(isinstance(parsed.picks.get(x, range(0)), range) for x in self.layout.divided):
             layout, key = self._window(parsed.picks)
-            part = type(self)(as_operand(value, layout, self), layout)
+            part = type(self)(as_operand(value, layout, self, work), layout)
             with together(self.grid.comm):
                 if part.local.size:
                     self._set_local(key, part.local)
-            self.unfolding.report = part.later_report
         else:
             pairs = dict[int, IndexPairs]()
             for axis, n in enumerate(extents):
@@ -148,7 +150,7 @@ class TensorIndexing(TensorParts):
                     indices = np.asarray(parsed.picks.get(axis, range(n)))
                     last = last_of_each(indices)
                     pairs[axis] = IndexPairs(last if value.shape[axis] == n else 0 * last, indices[last])
-            in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding)
+            work.did(in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding))
 
     def _set_array(self, parsed: ParsedKey, value: Any) -> None:
         """Set this rank's elements of a part to a number, or to those of an array with the axes of T.  Local."""
@@ -238,27 +240,29 @@ class TensorIndexing(TensorParts):
         """Return an array that is the same on every rank as a tensor; a tensor unchanged.  Collective."""
         return array if isinstance(array, TensorBase) else type(self).from_global(array, grid=self.grid)  # type: ignore[attr-defined]
 
-    def _set_at(self, basic: tuple[Any, ...], axes: list[int], arrays: list[Any], place: int, value: Any) -> None:
+    def _set_at(
+        self, basic: tuple[Any, ...], axes: list[int], arrays: list[Any], place: int, value: Any, work: Work
+    ) -> None:
         """Set the parts with these indices of some axes of the part `basic`.  Collective."""
         part = self if is_whole(basic) else self._basic(basic)
         shape, numbers = part._numbers(axes, arrays)
         rest = [x for x in range(part.ndim) if x not in axes]
         extents = [part.shape[x] for x in rest]
         if np.ndim(value) or isinstance(value, TensorBase):
-            value = part._broadcast(value, [*extents[:place], *shape, *extents[place:]])
+            value = part._broadcast(value, [*extents[:place], *shape, *extents[place:]], work)
             value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
             value = in_line(value.astype(self.dtype).reshape([prod(shape), *extents]))
         there = in_layout(part, undivided(part.layout, rest, self.grid.members))
-        stored(there, axes, in_line(self._own(numbers).ravel()), value)
+        stored(there, axes, in_line(self._own(numbers).ravel()), value, work)
         if there is not self:
-            self._set_basic(basic, there)
+            self._set_basic(basic, there, work)
 
-    def _broadcast(self, value: Any, shape: Sequence[int]) -> Any:
+    def _broadcast(self, value: Any, shape: Sequence[int], work: Work) -> Any:
         """Return a tensor or an array that is broadcast to this shape, as a tensor.  Collective."""
         with together(self.grid.comm):
             check_broadcast(value.shape, shape)
         layout = self.default_layout(shape)
-        return type(self)(as_operand(with_axes(value, len(shape)), layout, self), layout)
+        return type(self)(as_operand(with_axes(value, len(shape)), layout, self, work), layout)
 
     # ------------------------------------------------------------------ masks
     def _under(self, mask: Any) -> Self:
@@ -284,7 +288,7 @@ class TensorIndexing(TensorParts):
             arguments += [] if isinstance(mask, TensorBase) else [described_elements(np.asarray(mask))]
             check_mask(np.shape(mask), self.shape)
 
-    def _set_under(self, mask: Any, value: Any) -> None:
+    def _set_under(self, mask: Any, value: Any, work: Work) -> None:
         """Set the elements under a mask of the first axes.  Collective."""
         self._check_mask(mask)
         if not prod(np.shape(mask)):
@@ -293,10 +297,10 @@ class TensorIndexing(TensorParts):
         if np.ndim(value):
             numbers = cumulative(self._own(mask).ravel(), np.add, 0)
             count = int(numbers[-1].allgather())
-            value = self._broadcast(value, [count, *self.shape[np.ndim(mask) :]])
-            value = value._at([0], [np.maximum(numbers - 1, 0)], 0).reshape(self.shape) if count else 0
+            value = self._broadcast(value, [count, *self.shape[np.ndim(mask) :]], work)
+            value = work.did(value._at([0], [np.maximum(numbers - 1, 0)], 0)).reshape(self.shape) if count else 0
         value = value.astype(self.dtype) if isinstance(value, TensorBase) else value
-        where, values = (as_operand(x, self.layout, self) for x in (wide, value))
+        where, values = (as_operand(x, self.layout, self, work) for x in (wide, value))
         with together(self.grid.comm):
             x = self.unfolding.stored
             where, values = (y.local if isinstance(y, DistMatrix) else y for y in (where, values))

@@ -13,6 +13,7 @@ from pdgemm.algorithms.indexing.dealing import deal
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import Array, beside, to_host
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
@@ -44,11 +45,12 @@ def joined(T: Tensor, piece: Array, name: str) -> Tensor:
     start = int(counts[: members.index(rank)].sum()) if rank in members else 0
     window = layout.first[0].window(start, start + len(piece))
     rows = piece.reshape(len(piece), prod(piece.shape[1:]))
-    return _as_tensor(T, layout, *deal(rows, [window.count(part) for part in range(len(members))], T.grid, name))
+    dealt = deal(rows, [window.count(part) for part in range(len(members))], T.grid, name)
+    return of_rows(T, layout, dealt.rows, dealt.matrix.later_report)
 
 
-def _as_tensor(T: Tensor, layout: TensorLayout, rows: Array, sizes: object, report: Any) -> Tensor:
-    """Return a tensor of this rank's rows in the layout of a line.  Collective."""
+def of_rows(T: Tensor, layout: TensorLayout, rows: Array, report: Any) -> Tensor:
+    """Return a tensor of this rank's rows in the layout of a line, with a report.  Collective."""
     result = T.with_elements(layout, rows.dtype, lambda: rows.reshape(len(rows), *layout.shape[1:]))
     result.unfolding.report = report
     return result
@@ -88,8 +90,9 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, name: str = "T[
 
     If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.
     """
-    rest = [x for x in range(T.ndim) if x not in axes]
-    T = in_layout(T, undivided(T.layout, rest, T.grid.members), name=name)
+    work, rest = Work(name), [x for x in range(T.ndim) if x not in axes]
+    there = in_layout(T, undivided(T.layout, rest, T.grid.members), name=name)
+    T = there if there is T else work.did(there)
     with together(T.grid.comm):
         order, sizes, places = _requests(T, axes, numbers)
     wanted = deal(places, sizes, T.grid, name)
@@ -100,10 +103,14 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, name: str = "T[
     back = deal(rows.reshape(len(wanted.rows), prod(shape)), wanted.sizes, T.grid, name)
     with together(T.grid.comm):
         rows = back.rows[beside(np.argsort(order), back.rows)]
-    return _as_tensor(T, line_layout((numbers.size, *shape), T.grid.members), rows, None, back.report)
+    result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows, None)
+    work.did(wanted.matrix)
+    work.reported(work.did(back.matrix), 2)
+    result.unfolding.report = back.matrix.later_report
+    return result
 
 
-def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, name: str = "T[...] = x") -> None:
+def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, work: Work) -> None:
     """Set the parts of T with some indices of these axes; no other axis is divided.  Collective.
 
     numbers : as for `fetched`.   value : a number, or a tensor (m, other axes of T) on a line of ranks.
@@ -112,12 +119,14 @@ def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, 
     rest = [x for x in range(T.ndim) if x not in axes]
     with together(T.grid.comm):
         order, sizes, places = _requests(T, axes, numbers)
-    there = deal(places, sizes, T.grid, name)
+    there = deal(places, sizes, T.grid, work.name)
+    work.did(there.matrix)
     rows, shape = value, [len(there.rows), *(T.shape[x] for x in rest)]
     if isinstance(value, TensorBase):
         own = value.local.reshape(len(order), prod(shape[1:]))
-        values = deal(own[beside(order, own)], sizes, T.grid, name)
-        rows, T.unfolding.report = values.rows.reshape(shape), values.report
+        values = deal(own[beside(order, own)], sizes, T.grid, work.name)
+        work.did(values.matrix)
+        rows = values.rows.reshape(shape)
     with together(T.grid.comm):
         x = T.local.transpose(*axes, *rest)
         if len(there.rows):

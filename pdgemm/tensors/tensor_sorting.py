@@ -10,6 +10,7 @@ import numpy as np
 from pdgemm.algorithms.indexing.dealing import deal
 from pdgemm.algorithms.statistics.sorting import check_ordered, cuts_of, elements_of, keys_of_elements, sum_over_ranks
 from pdgemm.errors import ArgumentError
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import as_name
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.folds import widened
@@ -17,7 +18,7 @@ from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import concatenate
-from pdgemm.tensors.tensor_lines import cumulative, in_line, nonzero, stored
+from pdgemm.tensors.tensor_lines import cumulative, in_line, nonzero, of_rows, stored
 from pdgemm.tensors.tensor_moves import in_layout
 
 
@@ -62,7 +63,7 @@ def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
     if a.size == a.shape[at]:
         line = in_line(a.ravel(), name)
         if not places:
-            return _sorted(line, descending, False)[0].reshape(a.shape)
+            return _sorted(line, descending, False).reshape(a.shape)
         return _places(line, descending).reshape(a.shape)
 
     def act(x: Array) -> Array:  # of equal elements the first one is first, also in descending order
@@ -76,13 +77,13 @@ def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
 def _places(line: Any, descending: bool) -> Any:
     """Return the places of the elements of a line in their sorted order; complex numbers first by the real part."""
     if line.dtype.kind != "c":
-        return _sorted(line, descending, True)[1]
+        return _sorted(line, descending, True)
     by_imag = _places(line.imag, descending)
     return by_imag[_places(line.real[by_imag], descending)]
 
 
-def _sorted(line: Any, descending: bool, places: bool) -> list[Any]:
-    """Return the sorted elements of a line of real numbers, and with `places` their indices.  Collective."""
+def _sorted(line: Any, descending: bool, places: bool) -> Any:
+    """Return the sorted elements of a line of real numbers; with `places`, their indices.  Collective."""
     name, parts = "argsort" if places else "sort", line.layout.first[0].parts
     with together(line.grid.comm) as arguments:
         check_ordered(line.dtype, name)
@@ -95,6 +96,7 @@ def _sorted(line: Any, descending: bool, places: bool) -> list[Any]:
     dim, size = line.layout.first[0], line.size
     cuts = cuts_of(keys, np.minimum(np.arange(1, parts) * dim.block, size), size, line.grid.comm)
     sizes = np.diff(cuts)
+    work = Work(name)
     dealt = [deal(keys[:, None], sizes, line.grid, name)]
     if places:
         start = dim.to_global(0, max(line.grid.coords[0], 0))
@@ -102,13 +104,15 @@ def _sorted(line: Any, descending: bool, places: bool) -> list[Any]:
     with together(line.grid.comm):
         keys = dealt[0].rows[:, 0]
         order = np.argsort(keys, kind="stable")
+    if places:
+        result = of_rows(line, line.layout, dealt[1].rows[order], None)
+    else:
         keys = ~keys[order] if descending else keys[order]
-    of_rows = [lambda: elements_of(keys, line.dtype), lambda: dealt[1].rows[order, 0]]
-    results = list[Any]()
-    for act, dtype, rows in zip(of_rows, (line.dtype, np.dtype(np.int64)), dealt):
-        results.append(line.with_elements(line.layout, dtype, act))
-        results[-1].unfolding.report = rows.report
-    return results
+        result = line.with_elements(line.layout, line.dtype, lambda: elements_of(keys, line.dtype))
+    for each in dealt:
+        work.did(each.matrix)
+    work.reported(result.unfolding, len(dealt))
+    return result
 
 
 # ---------------------------------------------------------------- functions of sorted elements
@@ -135,8 +139,10 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
     order = argsort(concatenate([flat, a] if first else [a, flat]))
     of_a = order >= v.size if first else order < a.size
     numbers = cumulative(of_a, np.add, 0)[~of_a]
-    result = in_line(type(a).zeros((v.size,), grid=a.grid, dtype=np.int64))
-    stored(result, [0], in_line(order[~of_a] - (0 if first else a.size)), in_line(numbers))
+    result, work = in_line(type(a).zeros((v.size,), grid=a.grid, dtype=np.int64)), Work("searchsorted")
+    stored(result, [0], in_line(order[~of_a] - (0 if first else a.size)), in_line(numbers), work)
+    work.did(order)
+    work.reported(result.unfolding, 2)
     return result.reshape(v.shape)
 
 
@@ -183,8 +189,8 @@ def distinct(T: Any, equal_nan: bool = False) -> Distinct:
     new = concatenate([np.ones(min(T.size, 1), bool), changes])
     starts = nonzero(new)[0]
     counts = concatenate([starts[1:], np.full(min(T.size, 1), T.size)]) - starts
-    inverse = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64))
-    stored(inverse, [0], in_line(order), in_line(cumulative(new, np.add, 0) - 1))
+    inverse, work = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64)), Work("unique")
+    stored(inverse, [0], in_line(order), in_line(cumulative(new, np.add, 0) - 1), work)
     return Distinct(ordered[new], order[new], inverse.reshape(T.shape), counts)
 
 

@@ -12,7 +12,6 @@ from pdgemm.algorithms.indexing.selection import copy_pairs
 from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
 from pdgemm.grids.index_map import DealtPairs, IndexPairs
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.run_report import RunReport
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
@@ -20,11 +19,14 @@ from pdgemm.support.agreement import together
 
 
 class Dealt(NamedTuple):
-    """The rows that this rank received, those of the first rank first, and how many came from each rank."""
+    """The matrix of the rows that this rank received, from the first rank first, and how many came from each rank."""
 
-    rows: Array
+    matrix: DistMatrix
     sizes: np.ndarray
-    report: RunReport
+
+    @property
+    def rows(self) -> Array:
+        return self.matrix.local
 
 
 def deal(rows: Array, sizes: Sequence[int] | np.ndarray, grid: ProcessGrid, name: str) -> Dealt:
@@ -49,4 +51,4 @@ def deal(rows: Array, sizes: Sequence[int] | np.ndarray, grid: ProcessGrid, name
     indices = np.arange(width)
     pairs = DealtPairs(tuple(map(tuple, every.tolist()))), IndexPairs(indices, indices)
     copy_pairs(name, sent, received, pairs, start)
-    return Dealt(local, every[:, there.coords[0]] if min(there.coords) >= 0 else every[:, 0] * 0, received.report)
+    return Dealt(received, every[:, there.coords[0]] if min(there.coords) >= 0 else every[:, 0] * 0)
