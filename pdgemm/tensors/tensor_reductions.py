@@ -136,7 +136,8 @@ class TensorReductions(TensorBase):
 
     def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
-        return self.astype(bool).sum(axis, keepdims)
+        different: Any = np.not_equal(self, 0)
+        return different.sum(axis, keepdims)
 
     def _moment(self, name: str, axis: Axis, keepdims: bool, ddof: float = 0) -> Any:
         """Return means, variances or standard deviations over some axes, of 16-bit numbers computed in float32.
