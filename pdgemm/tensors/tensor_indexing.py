@@ -23,7 +23,7 @@ from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import moveaxis
+from pdgemm.tensors.tensor_joins import as_tensor, moveaxis
 from pdgemm.tensors.tensor_lines import cumulative, fetched, in_line, joined, nonzero, owners, stored
 from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_parts import TensorParts
@@ -200,7 +200,8 @@ class TensorIndexing(TensorParts):
         rest = [x for x in range(self.ndim) if x not in axes]
         extents = [self.shape[x] for x in rest]
         if self._thin(prod(extents)):
-            part = fetched(self, axes, in_line(self._own(numbers).ravel()))
+            work = Work("T[...]")
+            part = fetched(self, axes, in_line(as_tensor(numbers, self), work), work)
         else:
             every = numbers.allgather() if isinstance(numbers, TensorBase) else numbers
             whole = self.transpose([*axes, *rest]).reshape([prod(self.shape[x] for x in axes), *extents])
@@ -236,10 +237,6 @@ class TensorIndexing(TensorParts):
             numbers = numbers * n + np.where(x < 0, x + n, x)
         return shape, numbers
 
-    def _own(self, array: Any) -> Any:
-        """Return an array that is the same on every rank as a tensor; a tensor unchanged.  Collective."""
-        return array if isinstance(array, TensorBase) else type(self).from_global(array, grid=self.grid)  # type: ignore[attr-defined]
-
     def _set_at(
         self, basic: tuple[Any, ...], axes: list[int], arrays: list[Any], place: int, value: Any, work: Work
     ) -> None:
@@ -251,9 +248,11 @@ class TensorIndexing(TensorParts):
         if np.ndim(value) or isinstance(value, TensorBase):
             value = part._broadcast(value, [*extents[:place], *shape, *extents[place:]], work)
             value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
-            value = in_line(value.astype(self.dtype).reshape([prod(shape), *extents]))
-        there = in_layout(part, undivided(part.layout, rest, self.grid.members))
-        stored(there, axes, in_line(self._own(numbers).ravel()), value, work)
+            value = in_line(value.astype(self.dtype), work, [prod(shape), *extents])
+        there = in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name)
+        if there is not part:
+            work.did(there)
+        stored(there, axes, in_line(as_tensor(numbers, self), work), value, work)
         if there is not self:
             self._set_basic(basic, there, work)
 
@@ -269,18 +268,18 @@ class TensorIndexing(TensorParts):
         """Return the parts under a mask of the first axes, in the order of their indices.  Collective."""
         self._check_mask(mask)
         if not np.ndim(mask):
-            return self.expanded([0])._basic(
-                [np.zeros(int(mask.allgather() if isinstance(mask, TensorBase) else mask), np.int64)]
-            )
+            count = int(mask.allgather() if isinstance(mask, TensorBase) else mask)
+            return self.expanded([0])._basic([np.zeros(count, np.int64)])
         rest = self.shape[np.ndim(mask) :]
         if not prod(mask.shape) or not self._thin(prod(rest)):
             every = (mask.allgather() if isinstance(mask, TensorBase) else mask).reshape(-1)
             whole = self.reshape([prod(self.shape[: np.ndim(mask)]), *rest])
             return whole._basic([np.flatnonzero(every)])
-        flat, where = in_line(self.reshape([prod(mask.shape), *rest])), in_line(self._own(mask).ravel())
+        work = Work("T[mask]")
+        flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(as_tensor(mask, self), work)
         with together(self.grid.comm):
-            piece = flat.local[where.local]
-        return joined(flat, piece, "T[mask]")
+            piece = flat.local[beside(where.local, flat.local)]
+        return joined(self, piece, work)
 
     def _check_mask(self, mask: Any) -> None:
         with together(self.grid.comm) as arguments:
@@ -295,7 +294,7 @@ class TensorIndexing(TensorParts):
             return
         wide = np.expand_dims(mask, tuple(range(np.ndim(mask), self.ndim)))
         if np.ndim(value):
-            numbers = cumulative(self._own(mask).ravel(), np.add, 0)
+            numbers = cumulative(as_tensor(mask, self).ravel(), np.add, 0)
             count = int(numbers[-1].allgather())
             value = self._broadcast(value, [count, *self.shape[np.ndim(mask) :]], work)
             value = work.did(value._at([0], [np.maximum(numbers - 1, 0)], 0)).reshape(self.shape) if count else 0

@@ -28,15 +28,23 @@ def line_layout(shape: Sequence[int], members: tuple[int, ...]) -> TensorLayout:
     return TensorLayout.even(shape, (0,), range(1, len(shape)), (len(members), 1), tuple(sorted(members)))
 
 
-def in_line(T: Tensor, name: str = "move") -> Tensor:
-    """Return a tensor in the layout in which only its first axis is divided, evenly, among all ranks.  Collective."""
-    return in_layout(T, line_layout(T.shape, T.grid.members), name=name)
+def in_line(T: Any, work: Work, shape: Sequence[int] | None = None) -> Any:
+    """Return a tensor, in this shape, of which only the first axis is divided, evenly, among all ranks.  Collective.
+
+    work : records the moves.   shape : by default one axis.
+    """
+    flat = T.reshape([T.size] if shape is None else shape)
+    line = in_layout(flat, line_layout(flat.shape, T.grid.members), name=work.name)
+    for old, new in ((T, flat), (flat, line)):
+        if new.unfolding is not old.unfolding:
+            work.did(new)
+    return line
 
 
-def joined(T: Tensor, piece: Array, name: str) -> Tensor:
+def joined(T: Tensor, piece: Array, work: Work) -> Tensor:
     """Return the tensor of the pieces of all ranks, along their first axis, in the order of the ranks.  Collective.
 
-    piece : (k, ...), with any k on each rank.   T : gives the grid.   `.report` has the words of the one exchange.
+    piece : (k, ...), with any k on each rank.   T : gives the grid.   `.report` has the words of the work so far.
     """
     members = sorted(T.grid.members)
     counts = np.array(T.grid.comm.allgather(len(piece)))[members]
@@ -45,15 +53,16 @@ def joined(T: Tensor, piece: Array, name: str) -> Tensor:
     start = int(counts[: members.index(rank)].sum()) if rank in members else 0
     window = layout.first[0].window(start, start + len(piece))
     rows = piece.reshape(len(piece), prod(piece.shape[1:]))
-    dealt = deal(rows, [window.count(part) for part in range(len(members))], T.grid, name)
-    return of_rows(T, layout, dealt.rows, dealt.matrix.later_report)
-
-
-def of_rows(T: Tensor, layout: TensorLayout, rows: Array, report: Any) -> Tensor:
-    """Return a tensor of this rank's rows in the layout of a line, with a report.  Collective."""
-    result = T.with_elements(layout, rows.dtype, lambda: rows.reshape(len(rows), *layout.shape[1:]))
-    result.unfolding.report = report
+    dealt = deal(rows, [window.count(part) for part in range(len(members))], T.grid, work.name)
+    work.did(dealt.matrix)
+    result = of_rows(T, layout, dealt.rows)
+    work.reported(result.unfolding, 1)
     return result
+
+
+def of_rows(T: Tensor, layout: TensorLayout, rows: Array) -> Tensor:
+    """Return a tensor of this rank's rows in the layout of a line.  Collective."""
+    return T.with_elements(layout, rows.dtype, lambda: rows.reshape(len(rows), *layout.shape[1:]))
 
 
 def owners(layout: TensorLayout, axes: Sequence[int], indices: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -83,14 +92,14 @@ def _requests(T: TensorBase, axes: Sequence[int], numbers: TensorBase) -> tuple[
     return order, sizes.tolist(), np.stack(local, axis=1)[order]
 
 
-def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, name: str = "T[...]") -> Tensor:
+def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> Tensor:
     """Return the parts of T with some indices of these axes: (m, other axes of T), on a line of ranks.  Collective.
 
     numbers : (m) integers on a line of ranks; the row-major numbers of the indices of `axes`.
 
     If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.
     """
-    work, rest = Work(name), [x for x in range(T.ndim) if x not in axes]
+    name, rest = work.name, [x for x in range(T.ndim) if x not in axes]
     there = in_layout(T, undivided(T.layout, rest, T.grid.members), name=name)
     T = there if there is T else work.did(there)
     with together(T.grid.comm):
@@ -103,10 +112,10 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, name: str = "T[
     back = deal(rows.reshape(len(wanted.rows), prod(shape)), wanted.sizes, T.grid, name)
     with together(T.grid.comm):
         rows = back.rows[beside(np.argsort(order), back.rows)]
-    result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows, None)
-    work.did(wanted.matrix)
-    work.reported(work.did(back.matrix), 2)
-    result.unfolding.report = back.matrix.later_report
+    result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows)
+    for dealt in (wanted, back):
+        work.did(dealt.matrix)
+    work.reported(result.unfolding, 2)
     return result
 
 
@@ -143,11 +152,12 @@ def nonzero(T: Tensor) -> tuple[Tensor, ...]:
         arguments += ["nonzero", str(T.layout)]
         if not T.ndim:
             raise ArgumentError("nonzero takes a tensor of at least one axis")
-    flat = in_line(T.reshape([T.size]), "nonzero")  # type: ignore[attr-defined]
+    work = Work("nonzero")
+    flat = in_line(T, work)
     with together(T.grid.comm):
         start = flat.layout.first[0].to_global(0, max(flat.grid.coords[0], 0))
         piece = np.flatnonzero(to_host(flat.local)) + start
-    numbers = joined(T, piece, "nonzero")
+    numbers = joined(T, piece, work)
     if T.ndim == 1:
         return (numbers,)
 
@@ -171,25 +181,25 @@ def cumulative(T: Tensor, act: np.ufunc, axis: int, dtype: Any = None) -> Tensor
     with together(T.grid.comm) as arguments:
         arguments += [name, axis, dtype, str(T.layout), T.dtype]
         dtype = act.accumulate(np.ones(1, T.dtype), dtype=dtype).dtype
-    dim = T.layout.dim(axis)
+    dim, work = T.layout.dim(axis), Work(name)
     if dim.canonical != (even := BlockCyclic.even(dim.n, dim.parts)).canonical:
         first = [
             even if group[:1] == (axis,) else x for x, group in zip(T.layout.first, (T.layout.rows, T.layout.cols))
         ]
-        T = in_layout(T, replace(T.layout, first=(first[0], first[1])), name=name)
+        T = work.did(in_layout(T, replace(T.layout, first=(first[0], first[1])), name=name))
     result = T.with_elements(T.layout, dtype, lambda: act.accumulate(T.local, axis, dtype))
     if axis in T.layout.divided:
         parts = T.with_elements(
             partial_layout(T.layout, [axis]), dtype, lambda: act.reduce(T.local, axis, dtype, keepdims=True)
         )
-        lines = in_layout(parts, undivided(parts.layout, [axis], T.grid.members), name=name)
+        lines = work.did(in_layout(parts, undivided(parts.layout, [axis], T.grid.members), name=name))
         with together(T.grid.comm):
             if lines.local.size:
                 x, sums = np.moveaxis(lines.local, axis, 0), np.moveaxis(act.accumulate(lines.local, axis), axis, 0)
                 x[1:], x[:1] = sums[:-1], act.identity
-        before = in_layout(lines, parts.layout, name=name)
+        before = work.did(in_layout(lines, parts.layout, name=name))
         with together(T.grid.comm):
             if result.local.size:
                 act(result.local, before.local, out=result.local)
-        result.unfolding.report = before.later_report
+    work.reported(result.unfolding, 1)
     return result

@@ -120,8 +120,8 @@ class TensorReductions(TensorBase):
         place = self.with_elements(best.layout, np.dtype(np.int64), places)
         if set(gone) & set(self.layout.divided):
             there = undivided(best.layout, gone, self.grid.members)
-            best, place = (in_layout(x, there, name=f"arg{name}") for x in (best, place))
-            report = place.later_report
+            work = Work(f"arg{name}")
+            best, place = (work.did(in_layout(x, there, name=work.name)) for x in (best, place))
 
             def first() -> Array:
                 x = to_host(best.local)
@@ -131,13 +131,13 @@ class TensorReductions(TensorBase):
                 )
 
             place = place.with_elements(partial_layout(there, gone), place.dtype, first)
-            place.unfolding.report = report
+            work.reported(place.unfolding, 2)
         return place if keepdims else type(self)(place.unfolding, place.layout.without(gone))._result()
 
     def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
-        different: Any = np.not_equal(self, 0)
-        return different.sum(axis, keepdims)
+        tensor: Any = self
+        return np.not_equal(tensor, 0).sum(axis, keepdims)
 
     def _moment(self, name: str, axis: Axis, keepdims: bool, ddof: float = 0) -> Any:
         """Return means, variances or standard deviations over some axes, of 16-bit numbers computed in float32.

@@ -135,7 +135,9 @@ def whole_key(keys: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
     keys = list(keys)
     taken = sum(np.ndim(x) if is_mask(x) else 1 for x in keys if x is not None and x is not ...)
     if taken > len(shape) or sum(x is ... for x in keys) > 1:
-        raise KeyIndexError(f"a tensor of shape {shape} has {len(shape)} axes and takes one `...`, got {shown(keys)}")
+        raise KeyIndexError(
+            f"a tensor of shape {shape} has {len(shape)} axes and takes one `...`, got {shown(tuple(keys))}"
+        )
     at = next((at for at, x in enumerate(keys) if x is ...), len(keys))
     keys[at : at + 1] = [slice(None)] * (len(shape) - taken)
     return keys

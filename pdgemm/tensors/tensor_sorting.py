@@ -61,10 +61,11 @@ def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
         return _ordered(a.ravel(), 0, descending, places)
     (at,) = a.axes_of(axis)
     if a.size == a.shape[at]:
-        line = in_line(a.ravel(), name)
-        if not places:
-            return _sorted(line, descending, False).reshape(a.shape)
-        return _places(line, descending).reshape(a.shape)
+        work = Work(name)
+        line = in_line(a, work)
+        result = _places(line, descending) if places else _sorted(line, descending, False)
+        work.reported(work.did(result).unfolding, 1)
+        return result.reshape(a.shape)
 
     def act(x: Array) -> Array:  # of equal elements the first one is first, also in descending order
         x = widened(np.flip(x, at) if descending else x)
@@ -105,7 +106,7 @@ def _sorted(line: Any, descending: bool, places: bool) -> Any:
         keys = dealt[0].rows[:, 0]
         order = np.argsort(keys, kind="stable")
     if places:
-        result = of_rows(line, line.layout, dealt[1].rows[order], None)
+        result = of_rows(line, line.layout, dealt[1].rows[order])
     else:
         keys = ~keys[order] if descending else keys[order]
         result = line.with_elements(line.layout, line.dtype, lambda: elements_of(keys, line.dtype))
@@ -136,12 +137,12 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
             counts = np.asarray(np.searchsorted(to_host(a.local), v, side), np.int64)
         return type(a).from_global(sum_over_ranks(counts, a.grid.comm), grid=a.grid)._result()
     flat, first = type(a).reshape(v, [v.size]), side == "left"
-    order = argsort(concatenate([flat, a] if first else [a, flat]))
+    work = Work("searchsorted")
+    order = work.did(argsort(work.did(concatenate([flat, a] if first else [a, flat]))))
     of_a = order >= v.size if first else order < a.size
     numbers = cumulative(of_a, np.add, 0)[~of_a]
-    result, work = in_line(type(a).zeros((v.size,), grid=a.grid, dtype=np.int64)), Work("searchsorted")
-    stored(result, [0], in_line(order[~of_a] - (0 if first else a.size)), in_line(numbers), work)
-    work.did(order)
+    result = in_line(type(a).zeros((v.size,), grid=a.grid, dtype=np.int64), work)
+    stored(result, [0], in_line(order[~of_a] - (0 if first else a.size), work), in_line(numbers, work), work)
     work.reported(result.unfolding, 2)
     return result.reshape(v.shape)
 
@@ -180,18 +181,22 @@ def distinct(T: Any, equal_nan: bool = False) -> Distinct:
 
     equal_nan : all NaN are one element.   Cost: as for `argsort`, and a few exchanges of indices.
     """
-    flat = in_line(T.ravel(), "unique")
-    order = argsort(flat)
-    ordered = flat[order]
+    work = Work("unique")
+    flat = in_line(T, work)
+    order = work.did(argsort(flat))
+    ordered = work.did(flat[order])
     changes = ordered[1:] != ordered[:-1]
     if equal_nan and T.dtype.kind in "fc":
         changes = changes & ((ordered[1:] == ordered[1:]) | (ordered[:-1] == ordered[:-1]))
     new = concatenate([np.ones(min(T.size, 1), bool), changes])
     starts = nonzero(new)[0]
     counts = concatenate([starts[1:], np.full(min(T.size, 1), T.size)]) - starts
-    inverse, work = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64)), Work("unique")
-    stored(inverse, [0], in_line(order), in_line(cumulative(new, np.add, 0) - 1), work)
-    return Distinct(ordered[new], order[new], inverse.reshape(T.shape), counts)
+    values, indices = (work.did(x[new]) for x in (ordered, order))
+    inverse = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64), work)
+    stored(inverse, [0], in_line(order, work), in_line(cumulative(new, np.add, 0) - 1, work), work)
+    for x in (values, indices, inverse, counts):
+        work.reported(x.unfolding, 6)
+    return Distinct(values, indices, inverse.reshape(T.shape), counts)
 
 
 class DistinctCounts(NamedTuple):
