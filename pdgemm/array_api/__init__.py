@@ -45,9 +45,9 @@ from numpy import (
     take as take, take_along_axis as take_along_axis, unique_all as unique_all, unique_counts as unique_counts,
     unique_inverse as unique_inverse, unique_values as unique_values,
 )  # fmt: skip
-from pdgemm.array_api.sorting import argsort as argsort, sort as sort
 from pdgemm.array_api.statistics_functions import (
     all as all, any as any, max as max, mean as mean, min as min, prod as prod, std as std, sum as sum, var as var,
 )  # fmt: skip
+from pdgemm.tensors.tensor_sorting import argsort as argsort, sort as sort
 
 __array_api_version__ = "2025.12"

@@ -8,46 +8,28 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError
-from pdgemm.support.agreement import together
-from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import concatenate
 from pdgemm.tensors.tensor_lines import cumulative
-from pdgemm.tensors.tensor_moves import spread
+from pdgemm.tensors.tensor_lines import nonzero as places_of
 
 
 def take(a: Any, indices: Any, axis: int | None = None) -> Any:
     """Return the elements with these indices of an axis, or of the tensor as one axis, as numpy.take.  Collective."""
-    if not isinstance(a, TensorBase):
-        a = type(indices).from_global(a, grid=indices.grid)
-    if axis is None:
-        return a.ravel()[indices]
-    (at,) = a.axes_of(axis)
-    return a[(slice(None),) * at + (indices,)]
+    return a.ravel()[indices] if axis is None else a[(slice(None),) * a.axes_of(axis)[0] + (indices,)]
 
 
 def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
     """Return the elements at one index of an axis for each place of the others, as numpy.take_along_axis.  Collective.
 
-    Of a tensor whose other axes have extent 1, the indices are sent to the elements' owners; another one is moved so
-    that each rank has whole lines, and so are the indices.
+    Each index is sent to the rank that has its element, and the element back.
     """
     if axis is None:
         return take_along_axis(arr.ravel(), indices, 0)
     (at,) = arr.axes_of(axis)
-    indices = indices if isinstance(indices, TensorBase) else type(arr).from_global(np.asarray(indices), grid=arr.grid)
-    if arr.size == arr.shape[at] and indices.size == indices.shape[at]:
-        return arr.ravel()[indices.ravel()].reshape(indices.shape)
-    with together(arr.grid.comm) as arguments:
-        arguments += ["take_along_axis", at, str(arr.layout), str(indices.layout), indices.dtype]
-        if indices.ndim != arr.ndim or indices.dtype.kind not in "iu":
-            raise ArgumentError(f"take_along_axis of a tensor of {arr.ndim} axes takes as many axes of whole numbers")
-        others = [[n for x, n in enumerate(y.shape) if x != at] for y in (arr, indices)]
-        kept = arr.default_layout(np.broadcast_shapes(*others))
-    x, i = (spread(y, kept.expanded([at], [y.shape[at]])) for y in (arr, indices))
-    there = kept.expanded([at], [indices.shape[at]])
-    result = arr.with_elements(there, arr.dtype, lambda: np.take_along_axis(x.local, i.local, at))
-    result.unfolding.report = x.later_report
-    return result
+    if np.ndim(indices) != arr.ndim:
+        raise ArgumentError(f"as many axes as the tensor's {arr.ndim} are needed, got indices of {np.ndim(indices)}")
+    places = np.ix_(*map(np.arange, arr.shape))
+    return arr[tuple(indices if x == at else place for x, place in enumerate(places))]
 
 
 def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
@@ -58,11 +40,9 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     (at,), count = a.axes_of(axis), index(n)
     if count < 0:
         raise ArgumentError(f"differences are taken 0 or more times, got n={n}")
-    ends = [
-        x if x is None or np.ndim(x) else np.full([*a.shape[:at], 1, *a.shape[at + 1 :]], x) for x in (prepend, append)
-    ]
-    if count and any(x is not None for x in ends):
-        a = concatenate([x for x in (ends[0], a, ends[1]) if x is not None], at)
+    one = [1 if x == at else n for x, n in enumerate(a.shape)]
+    parts = [x if np.ndim(x) else np.full(one, x) for x in (prepend, a, append) if x is not None]
+    a = concatenate(parts, at) if count and len(parts) > 1 else a
     for _ in range(count):
         every = (slice(None),) * at
         x, y = a[(*every, slice(1, None))], a[(*every, slice(None, -1))]
@@ -71,16 +51,12 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
 
 
 def _cumulative(act: np.ufunc, x: Any, axis: int | None, dtype: Any, include_initial: bool, flat: bool) -> Any:
-    if axis is None and (flat or x.ndim == 1):
-        x, axis = x.ravel(), 0
-    if axis is None:
+    if axis is None and not flat and x.ndim != 1:
         raise ArgumentError(f"a tensor of shape {x.shape} has cumulative sums and products along one axis: name it")
-    (at,) = x.axes_of(axis)
+    x, at = (x.ravel(), 0) if axis is None else (x, x.axes_of(axis)[0])
     result = cumulative(x, act, at, dtype)
-    if not include_initial:
-        return result
-    first = np.full([*x.shape[:at], 1, *x.shape[at + 1 :]], act.identity, result.dtype)
-    return concatenate([first, result], at)
+    first = [1 if axis == at else n for axis, n in enumerate(x.shape)]
+    return concatenate([np.full(first, act.identity, result.dtype), result], at) if include_initial else result
 
 
 def cumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
@@ -104,3 +80,14 @@ def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, inc
 def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Any:
     """Return products of the elements up to each one along an axis, with `include_initial` after a 1.  Collective."""
     return _cumulative(np.multiply, x, axis, dtype, include_initial, False)
+
+
+def nonzero(a: Any) -> tuple[Any, ...]:
+    """Return the indices along each axis of the elements that are not 0, in their order, as numpy.nonzero.  Collective.
+
+    Cost: an exchange of the tensor, and one of the indices; each rank has an even share of the result.
+    """
+    return tuple(x._result() if a.ndim > 1 else x for x in places_of(a))
+
+
+FUNCTIONS = (take, take_along_axis, diff, cumsum, cumprod, cumulative_sum, cumulative_prod, nonzero)

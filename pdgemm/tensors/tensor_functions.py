@@ -11,7 +11,7 @@ import numpy as np
 import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
-from pdgemm.tensors.tensor_axes import cumprod, cumsum, cumulative_prod, cumulative_sum, diff, take, take_along_axis
+from pdgemm.tensors.tensor_axes import FUNCTIONS as ALONG_AXES
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_copies import (
     broadcast_to,
@@ -28,18 +28,7 @@ from pdgemm.tensors.tensor_copies import (
     vecdot,
 )
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
-from pdgemm.tensors.tensor_lines import nonzero
-from pdgemm.tensors.tensor_sorting import (
-    argsort,
-    isin,
-    searchsorted,
-    sort,
-    unique,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)
+from pdgemm.tensors.tensor_sorting import FUNCTIONS as OF_SORTED
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -122,13 +111,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     for x in (
         *(concatenate, stack, moveaxis, swapaxes, expand_dims),
         *(flip, roll, tile, repeat, unstack, broadcast_to, tril, triu, diagonal, trace),
+        *(*ALONG_AXES, *OF_SORTED),
     )
-}
-_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (sort, argsort, take, take_along_axis, diff, cumsum, cumprod)}
-_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (cumulative_sum, cumulative_prod, searchsorted, isin, unique)}
-_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (unique_all, unique_counts, unique_inverse, unique_values)}
-_FUNCTIONS |= {
-    "numpy.nonzero": lambda a: tuple(x._result() if a.ndim > 1 else x for x in nonzero(a)),
+} | {
     "numpy.cross": cross,
     "numpy.linalg.cross": cross,
     "numpy.concat": concatenate,

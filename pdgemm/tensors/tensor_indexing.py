@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from pdgemm.algorithms.indexing.selection import as_element, own_places
+from pdgemm.algorithms.indexing.selection import as_element
 from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError
 from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.tensor_layout import TensorLayout
@@ -21,24 +21,15 @@ from pdgemm.matrix.argument_checks import overlap
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
+from pdgemm.tensors import tensor_keys
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.tensors.tensor_copies import broadcast_to
 from pdgemm.tensors.tensor_joins import as_tensor, moveaxis
+from pdgemm.tensors.tensor_keys import ParsedKey, is_list, is_mask, is_whole, parsed_key, with_axes
 from pdgemm.tensors.tensor_lines import cumulative, fetched, in_line, joined, nonzero, owners, stored
 from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_parts import TensorParts
-from pdgemm.tensors.tensor_shapes import (
-    ParsedKey,
-    apart,
-    check_broadcast,
-    check_mask,
-    is_list,
-    is_mask,
-    is_whole,
-    parsed_key,
-    whole_key,
-    with_axes,
-)
 
 
 class TensorIndexing(TensorParts):
@@ -55,7 +46,7 @@ class TensorIndexing(TensorParts):
         Raises KeyIndexError, an IndexError, on all ranks.
         """
         keys = _keys(key)
-        if len(keys) == 1 and is_mask(keys[0]):
+        if self._is_mask(keys):
             part = self._under(keys[0])
         elif split := self._split(keys):
             part = (self if is_whole(split[0]) else self._basic(split[0]))._at(*split[1:])
@@ -85,7 +76,7 @@ class TensorIndexing(TensorParts):
             if not can_convert(element_type(value.dtype), self.dtype):
                 raise DTypeError(f"{value.dtype} elements cannot become {self.dtype}")
         work = Work("T[...] = x")
-        if len(keys) == 1 and is_mask(keys[0]):
+        if self._is_mask(keys):
             self._set_under(keys[0], value, work)
         elif split := self._split(keys):
             self._set_at(*split, value, work)
@@ -124,46 +115,38 @@ class TensorIndexing(TensorParts):
     def _set_basic(self, keys: Sequence[Any], value: Any, work: Work) -> None:
         """Set the part that slices, indices, new axes and one list name.  Collective."""
         with (agreement := together(self.grid.comm)) as arguments:
-            parsed = parsed_key(keys, self.shape)
+            parsed, tensor = parsed_key(keys, self.shape), isinstance(value, TensorBase)
             arguments += [parsed.dropped, parsed.new, *parsed.picks.values()]
-            check_broadcast(np.shape(value), parsed.result(self.shape))
-            agreement.flag = isinstance(value, TensorBase) and overlap(self.unfolding.stored, value.unfolding.stored)
+            agreement.flag = tensor and overlap(self.unfolding.stored, value.unfolding.stored)
+        if tensor or np.ndim(value):
+            value = parsed.aligned(value.copy() if agreement.flag else value, self.shape)
         extents = parsed.extents(self.shape)
-        if not prod(extents):
-            return
-        if np.ndim(value) or isinstance(value, TensorBase):
-            value = parsed.aligned(value.copy() if agreement.flag else value, self.ndim)
-        if not isinstance(value, TensorBase):
-            with together(self.grid.comm):
-                if self.local.size:
-                    self._set_array(parsed, value)
-        elif all(isinstance(parsed.picks.get(x, range(0)), range) for x in self.layout.divided):
-            layout, key = self._window(parsed.picks)
-            part = type(self)(as_operand(value, layout, self, work), layout)
-            with together(self.grid.comm):
-                if part.local.size:
-                    self._set_local(key, part.local)
-        else:
+        if all(isinstance(parsed.picks.get(x, range(0)), range) for x in self.layout.divided):
+            layout, window = self._window(parsed.picks)
+            value, key = as_operand(value, layout, self, work), [*window]
+            value = type(self)(value, layout).local if isinstance(value, DistMatrix) else value
+        elif tensor:
             pairs = dict[int, IndexPairs]()
-            for axis, n in enumerate(extents):
-                if axis in parsed.picks or value.shape[axis] != n:
+            for axis, (n, m) in enumerate(zip(extents, value.shape)):
+                if axis in parsed.picks or n != m:
                     indices = np.asarray(parsed.picks.get(axis, range(n)))
                     last = last_of_each(indices)
-                    pairs[axis] = IndexPairs(last if value.shape[axis] == n else 0 * last, indices[last])
+                    pairs[axis] = IndexPairs(last if m > 1 else 0 * last, indices[last])
             work.did(in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding))
+            return
+        else:
+            key, places = list[Any]([slice(None)] * self.ndim), self.indices()
+            for axis, indices in parsed.picks.items():
+                last = last_of_each(np.asarray(indices))
+                _, key[axis], mine = np.intersect1d(places[axis], np.asarray(indices)[last], True, True)
+                places[axis] = last[mine]
+            if np.ndim(value):
+                value = value[np.ix_(*(x if n > 1 else [0] for x, n in zip(places, value.shape)))]
+        with together(self.grid.comm):
+            if self.local.size:
+                self._set_local(key, value)
 
-    def _set_array(self, parsed: ParsedKey, value: Any) -> None:
-        """Set this rank's elements of a part to a number, or to those of an array with the axes of T.  Local."""
-        key, here = list[Any](), list[np.ndarray]()
-        for axis, n in enumerate(self.shape):
-            at = next((at for at, x in enumerate((self.layout.rows, self.layout.cols)) if x[:1] == (axis,)), -1)
-            part = self.grid.coords[at] if at >= 0 else 0
-            own, mine = own_places(self.layout.dim(axis), parsed.picks.get(axis, range(n)), part)
-            key.append(own)
-            here.append(mine if np.ndim(value) and value.shape[axis] > 1 else np.zeros(1, np.int64))
-        self._set_local(tuple(key), value[np.ix_(*here)] if np.ndim(value) else value)
-
-    def _set_local(self, key: tuple[Any, ...], values: Any) -> None:
+    def _set_local(self, key: Sequence[Any], values: Any) -> None:
         """Set this rank's elements with these local indices, or slices of them, of each axis.  Local."""
         if any(not isinstance(x, slice) for x in key):
             key = np.ix_(*(np.arange(n)[x] for n, x in zip(self.local.shape, key)))
@@ -177,12 +160,11 @@ class TensorIndexing(TensorParts):
 
         The axes of the arrays have this place in the result.  None: the key has one list at most.  Collective.
         """
-        if sum(map(is_list, keys)) < 2 and not any(
-            isinstance(x, TensorBase) or np.ndim(x) > 1 for x in keys if is_list(x)
-        ):
+        lists = [x for x in keys if is_list(x)]
+        if len(lists) < 2 and not any(isinstance(x, TensorBase) or np.ndim(x) > 1 for x in lists):
             return None
         basic, axes, arrays, axis, place = list[Any](), list[int](), list[Any](), 0, 0
-        keys = whole_key(keys, self.shape)
+        keys = tensor_keys.whole_key(keys, self.shape)
         for x in keys:
             for array in _unmasked(x, self.shape[axis:]) if is_list(x) else ():
                 axes.append(place)
@@ -192,7 +174,7 @@ class TensorIndexing(TensorParts):
             if not is_list(x):
                 basic.append(x)
                 axis, place = axis + (x is not None), place + (x is None or isinstance(x, slice))
-        return tuple(basic), axes, arrays, 0 if apart(keys) else axes[0]
+        return tuple(basic), axes, arrays, 0 if tensor_keys.apart(keys) else axes[0]
 
     def _at(self, axes: list[int], arrays: list[Any], place: int) -> Self:
         """Return the parts with these indices of some axes, whose axes in the result begin at `place`.  Collective."""
@@ -246,7 +228,8 @@ class TensorIndexing(TensorParts):
         rest = [x for x in range(part.ndim) if x not in axes]
         extents = [part.shape[x] for x in rest]
         if np.ndim(value) or isinstance(value, TensorBase):
-            value = part._broadcast(value, [*extents[:place], *shape, *extents[place:]], work)
+            wanted = [*extents[:place], *shape, *extents[place:]]
+            value = work.did(broadcast_to(with_axes(as_tensor(value, self), len(wanted)), wanted))
             value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
             value = in_line(value.astype(self.dtype), work, [prod(shape), *extents])
         there = in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name)
@@ -256,17 +239,19 @@ class TensorIndexing(TensorParts):
         if there is not self:
             self._set_basic(basic, there, work)
 
-    def _broadcast(self, value: Any, shape: Sequence[int], work: Work) -> Any:
-        """Return a tensor or an array that is broadcast to this shape, as a tensor.  Collective."""
-        with together(self.grid.comm):
-            check_broadcast(value.shape, shape)
-        layout = self.default_layout(shape)
-        return type(self)(as_operand(with_axes(value, len(shape)), layout, self, work), layout)
-
     # ------------------------------------------------------------------ masks
+    def _is_mask(self, keys: list[Any]) -> bool:
+        """Return whether a key is a mask of the first axes.  Collective."""
+        if len(keys) != 1 or not is_mask(mask := keys[0]):
+            return False
+        with together(self.grid.comm) as arguments:
+            arguments += ["T[mask]", np.shape(mask), str(self.layout)]
+            arguments += [] if isinstance(mask, TensorBase) else [described_elements(np.asarray(mask))]
+            tensor_keys.check_mask(np.shape(mask), self.shape)
+        return True
+
     def _under(self, mask: Any) -> Self:
         """Return the parts under a mask of the first axes, in the order of their indices.  Collective."""
-        self._check_mask(mask)
         if not np.ndim(mask):
             count = int(mask.allgather() if isinstance(mask, TensorBase) else mask)
             return self.expanded([0])._basic([np.zeros(count, np.int64)])
@@ -279,24 +264,18 @@ class TensorIndexing(TensorParts):
         flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(as_tensor(mask, self), work)
         with together(self.grid.comm):
             piece = flat.local[beside(where.local, flat.local)]
-        return joined(self, piece, work)
-
-    def _check_mask(self, mask: Any) -> None:
-        with together(self.grid.comm) as arguments:
-            arguments += ["T[mask]", np.shape(mask), str(self.layout)]
-            arguments += [] if isinstance(mask, TensorBase) else [described_elements(np.asarray(mask))]
-            check_mask(np.shape(mask), self.shape)
+        return joined(self, piece, rest, work)
 
     def _set_under(self, mask: Any, value: Any, work: Work) -> None:
         """Set the elements under a mask of the first axes.  Collective."""
-        self._check_mask(mask)
         if not prod(np.shape(mask)):
             return
         wide = np.expand_dims(mask, tuple(range(np.ndim(mask), self.ndim)))
         if np.ndim(value):
             numbers = cumulative(as_tensor(mask, self).ravel(), np.add, 0)
             count = int(numbers[-1].allgather())
-            value = self._broadcast(value, [count, *self.shape[np.ndim(mask) :]], work)
+            wanted = [count, *self.shape[np.ndim(mask) :]]
+            value = work.did(broadcast_to(with_axes(as_tensor(value, self), len(wanted)), wanted))
             value = work.did(value._at([0], [np.maximum(numbers - 1, 0)], 0)).reshape(self.shape) if count else 0
         value = value.astype(self.dtype) if isinstance(value, TensorBase) else value
         where, values = (as_operand(x, self.layout, self, work) for x in (wide, value))
@@ -309,7 +288,6 @@ class TensorIndexing(TensorParts):
 def _keys(key: Any) -> list[Any]:
     """Return the parts of a key, lists as arrays, and integer tensors without axes as numbers.  Collective."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    keys = [x.tensor(x.shape) if isinstance(x, DistMatrix) else x for x in keys]
     keys = [np.asarray(x, None if len(x) else np.int64) if isinstance(x, list) else x for x in keys]
     return [
         int(x.allgather()) if isinstance(x, TensorBase) and not x.ndim and x.dtype.kind in "iu" else x for x in keys
@@ -320,5 +298,5 @@ def _unmasked(x: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     """Return an array of indices, or those of a mask of axes of these extents.  Collective."""
     if isinstance(x, range) or x.dtype.kind != "b":
         return (x,)
-    check_mask(x.shape, shape)
+    tensor_keys.check_mask(x.shape, shape)
     return nonzero(x) if isinstance(x, TensorBase) else np.nonzero(x)

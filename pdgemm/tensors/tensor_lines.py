@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pdgemm.algorithms.indexing.dealing import deal
+from pdgemm.algorithms.indexing.selection import copy_pairs
 from pdgemm.errors import ArgumentError
-from pdgemm.grids.distribution import BlockCyclic
+from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
+from pdgemm.grids.index_map import DealtPairs, IndexPairs
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
-from pdgemm.local.arrays.device import Array, beside, to_host
+from pdgemm.local.arrays.device import Array, beside, of, to_host
+from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.local_arrays import new_array
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
@@ -41,21 +46,46 @@ def in_line(T: Any, work: Work, shape: Sequence[int] | None = None) -> Any:
     return line
 
 
-def joined(T: Tensor, piece: Array, work: Work) -> Tensor:
+def deal(rows: Array, sizes: Sequence[int] | np.ndarray, grid: ProcessGrid, work: Work) -> tuple[Array, np.ndarray]:
+    """Send rows of an array to the ranks: the first sizes[0] to the lowest rank of the grid, and so on.  Collective.
+
+    rows  : (sum of sizes, n), of one type and one n on all ranks.
+    sizes : one number for each of `grid.members`, in ascending order.
+    work  : records the words.
+
+    Returns the rows that this rank received, those of the lowest rank first, and how many are from each rank.
+    Cost per rank: an allgather of P^2 integers; each row for another rank is sent once, packed, in one exchange.
+    """
+    start, comm, members, width = perf_counter(), grid.comm, sorted(grid.members), rows.shape[1]
+    every = np.empty((comm.size, len(members)), np.int64)
+    comm.Allgather(np.array(sizes, np.int64), every)
+    every = every[members]
+    there = grid.base.reshaped((len(members), 1), tuple(members))
+    cols, indices = BlockCyclic(width, max(1, width), 1), np.arange(width)
+    source, target = (Distribution(UnevenBlocks.of(every.sum(axis).tolist()), cols) for axis in (1, 0))
+    with together(comm):
+        local = new_array(target.local_shape(there.coords), rows.dtype, "C", there, of(rows))
+    received = DistMatrix(local, there, target, "C", shared=False)
+    sent = DistMatrix(np.ascontiguousarray(rows), there, source, "C", shared=False)
+    pairs = DealtPairs(tuple(map(tuple, every.tolist()))), IndexPairs(indices, indices)
+    copy_pairs(work.name, sent, received, pairs, start)
+    work.did(received)
+    counts = every[:, there.coords[0]] if min(there.coords) >= 0 else 0 * every[:, 0]
+    return local.reshape(len(local), width), counts  # an idle rank has no columns
+
+
+def joined(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Tensor:
     """Return the tensor of the pieces of all ranks, along their first axis, in the order of the ranks.  Collective.
 
-    piece : (k, ...), with any k on each rank.   T : gives the grid.   `.report` has the words of the work so far.
+    piece : (k, *extents), with any k on each rank.   T : gives the grid.   `.report` has the words of the work so far.
     """
-    members = sorted(T.grid.members)
-    counts = np.array(T.grid.comm.allgather(len(piece)))[members]
-    layout = line_layout((int(counts.sum()), *piece.shape[1:]), T.grid.members)
-    rank = T.grid.comm.rank
-    start = int(counts[: members.index(rank)].sum()) if rank in members else 0
-    window = layout.first[0].window(start, start + len(piece))
-    rows = piece.reshape(len(piece), prod(piece.shape[1:]))
-    dealt = deal(rows, [window.count(part) for part in range(len(members))], T.grid, work.name)
-    work.did(dealt.matrix)
-    result = of_rows(T, layout, dealt.rows)
+    comm, length = T.grid.comm, len(piece)
+    start, total = comm.exscan(length) or 0, comm.allreduce(length)
+    layout = line_layout((total, *extents), T.grid.members)
+    window = layout.first[0].window(start, start + length)
+    sizes = [window.count(part) for part in range(window.parts)]
+    rows, _ = deal(piece.reshape(length, prod(extents)), sizes, T.grid, work)
+    result = of_rows(T, layout, rows)
     work.reported(result.unfolding, 1)
     return result
 
@@ -81,15 +111,20 @@ def owners(layout: TensorLayout, axes: Sequence[int], indices: Sequence[Any]) ->
     return np.array(layout.rank_map)[parts[0] * layout.grid_shape[1] + parts[1]], local
 
 
-def _requests(T: TensorBase, axes: Sequence[int], numbers: TensorBase) -> tuple[np.ndarray, list[int], np.ndarray]:
-    """Return the order in which this rank's numbers are sent, how many to each rank, and the local indices there."""
+def _requested(T: TensorBase, axes: Sequence[int], numbers: TensorBase, work: Work) -> tuple[Any, ...]:
+    """Send numbers of parts to the ranks that have the parts.  Collective.
+
+    Returns the order in which this rank's numbers are sent, how many to each rank; this rank's elements, with `axes`
+    first, a key for the requested ones, and how many each rank requests.
+    """
     indices = np.unravel_index(to_host(numbers.local).reshape(-1), [T.shape[x] for x in axes])
     ranks, local = owners(T.layout, axes, indices)
-    turns = np.zeros(T.grid.comm.size, np.int64)
-    turns[sorted(T.grid.members)] = np.arange(len(T.grid.members))
-    order = np.argsort(turns[ranks], kind="stable")
-    sizes = np.bincount(turns[ranks], minlength=len(T.grid.members))
-    return order, sizes.tolist(), np.stack(local, axis=1)[order]
+    turns, members = np.zeros(T.grid.comm.size, np.int64), sorted(T.grid.members)
+    turns[members] = np.arange(len(members))
+    order, sizes = np.argsort(turns[ranks], kind="stable"), np.bincount(turns[ranks], minlength=len(members))
+    places, requests = deal(np.stack(local, axis=1)[order], sizes, T.grid, work)
+    x = T.local.transpose(*axes, *(x for x in range(T.ndim) if x not in axes))
+    return order, sizes, x, tuple(beside(np.ascontiguousarray(i), x) for i in places.T), requests
 
 
 def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> Tensor:
@@ -99,22 +134,13 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
 
     If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.
     """
-    name, rest = work.name, [x for x in range(T.ndim) if x not in axes]
-    there = in_layout(T, undivided(T.layout, rest, T.grid.members), name=name)
+    shape = [n for x, n in enumerate(T.shape) if x not in axes]
+    there = in_layout(T, undivided(T.layout, [x for x in range(T.ndim) if x not in axes], T.grid.members))
     T = there if there is T else work.did(there)
-    with together(T.grid.comm):
-        order, sizes, places = _requests(T, axes, numbers)
-    wanted = deal(places, sizes, T.grid, name)
-    shape = [T.shape[x] for x in rest]
-    with together(T.grid.comm):
-        x = T.local.transpose(*axes, *rest)
-        rows = x[_key(wanted.rows, x)] if len(wanted.rows) else x[(slice(0, 0),) * len(axes)]
-    back = deal(rows.reshape(len(wanted.rows), prod(shape)), wanted.sizes, T.grid, name)
-    with together(T.grid.comm):
-        rows = back.rows[beside(np.argsort(order), back.rows)]
+    order, _, x, key, requests = _requested(T, axes, numbers, work)
+    rows, _ = deal(x[key].reshape(len(key[0]), prod(shape)), requests, T.grid, work)
+    rows = rows[beside(np.argsort(order), rows)]
     result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows)
-    for dealt in (wanted, back):
-        work.did(dealt.matrix)
     work.reported(result.unfolding, 2)
     return result
 
@@ -125,49 +151,28 @@ def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, 
     numbers : as for `fetched`.   value : a number, or a tensor (m, other axes of T) on a line of ranks.
     If an index occurs twice, the last value stays.
     """
-    rest = [x for x in range(T.ndim) if x not in axes]
-    with together(T.grid.comm):
-        order, sizes, places = _requests(T, axes, numbers)
-    there = deal(places, sizes, T.grid, work.name)
-    work.did(there.matrix)
-    rows, shape = value, [len(there.rows), *(T.shape[x] for x in rest)]
+    order, sizes, x, key, _ = _requested(T, axes, numbers, work)
     if isinstance(value, TensorBase):
-        own = value.local.reshape(len(order), prod(shape[1:]))
-        values = deal(own[beside(order, own)], sizes, T.grid, work.name)
-        work.did(values.matrix)
-        rows = values.rows.reshape(shape)
-    with together(T.grid.comm):
-        x = T.local.transpose(*axes, *rest)
-        if len(there.rows):
-            x[_key(there.rows, x)] = rows
-
-
-def _key(places: np.ndarray, x: Array) -> tuple[Array, ...]:
-    return tuple(beside(np.ascontiguousarray(i), x) for i in places.T)
+        own = value.local.reshape(len(order), prod(value.shape[1:]))
+        value = deal(own[beside(order, own)], sizes, T.grid, work)[0].reshape(len(key[0]), *value.shape[1:])
+    if len(key[0]):
+        x[key] = value
 
 
 def nonzero(T: Tensor) -> tuple[Tensor, ...]:
     """Return the indices along each axis of the elements that are not 0, in their order, on a line.  Collective."""
-    with together(T.grid.comm) as arguments:
-        arguments += ["nonzero", str(T.layout)]
-        if not T.ndim:
-            raise ArgumentError("nonzero takes a tensor of at least one axis")
+    if not T.ndim:
+        raise ArgumentError("nonzero takes a tensor of at least one axis")
     work = Work("nonzero")
     flat = in_line(T, work)
     with together(T.grid.comm):
         start = flat.layout.first[0].to_global(0, max(flat.grid.coords[0], 0))
         piece = np.flatnonzero(to_host(flat.local)) + start
-    numbers = joined(T, piece, work)
-    if T.ndim == 1:
-        return (numbers,)
-
-    def along(axis: int) -> Tensor:
-        index = lambda: np.unravel_index(numbers.local, T.shape)[axis]  # noqa: E731
-        result = numbers.with_elements(numbers.layout, np.dtype(np.int64), index)
-        result.unfolding.report = numbers.later_report
-        return result
-
-    return tuple(map(along, range(T.ndim)))
+    numbers: Any = joined(T, piece, (), work)
+    every = [numbers // max(1, prod(T.shape[axis + 1 :])) % max(1, n) for axis, n in enumerate(T.shape)]
+    for places in every:
+        work.reported(places.unfolding, 1)
+    return tuple(every)
 
 
 def cumulative(T: Tensor, act: np.ufunc, axis: int, dtype: Any = None) -> Tensor:
@@ -178,20 +183,15 @@ def cumulative(T: Tensor, act: np.ufunc, axis: int, dtype: Any = None) -> Tensor
     part is moved first.
     """
     name = f"cumulative {act.__name__}"
-    with together(T.grid.comm) as arguments:
-        arguments += [name, axis, dtype, str(T.layout), T.dtype]
-        dtype = act.accumulate(np.ones(1, T.dtype), dtype=dtype).dtype
-    dim, work = T.layout.dim(axis), Work(name)
+    dtype = act.accumulate(np.ones(1, T.dtype), dtype=dtype).dtype
+    layout, dim, work = T.layout, T.layout.dim(axis), Work(name)
     if dim.canonical != (even := BlockCyclic.even(dim.n, dim.parts)).canonical:
-        first = [
-            even if group[:1] == (axis,) else x for x, group in zip(T.layout.first, (T.layout.rows, T.layout.cols))
-        ]
-        T = work.did(in_layout(T, replace(T.layout, first=(first[0], first[1])), name=name))
+        rows, cols = (even if x[:1] == (axis,) else y for x, y in zip((layout.rows, layout.cols), layout.first))
+        T = work.did(in_layout(T, replace(layout, first=(rows, cols)), name=name))
     result = T.with_elements(T.layout, dtype, lambda: act.accumulate(T.local, axis, dtype))
     if axis in T.layout.divided:
-        parts = T.with_elements(
-            partial_layout(T.layout, [axis]), dtype, lambda: act.reduce(T.local, axis, dtype, keepdims=True)
-        )
+        totals = lambda: act.reduce(T.local, axis, dtype, keepdims=True)  # noqa: E731
+        parts = T.with_elements(partial_layout(T.layout, [axis]), dtype, totals)
         lines = work.did(in_layout(parts, undivided(parts.layout, [axis], T.grid.members), name=name))
         with together(T.grid.comm):
             if lines.local.size:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.work import Work
-from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import NARROW, TYPE
 from pdgemm.local.arrays.elementwise import supported
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
@@ -104,40 +104,20 @@ class TensorReductions(TensorBase):
             extents = [self.shape[x] for x in gone]
             if not prod(extents):
                 raise ArgumentError(f"arg{name} of no elements: axis={axis} of a tensor of shape {self.shape}")
-        best = self._partly(name, gone, self.dtype)
-        own = self.indices()
-
-        def places() -> Array:
-            if not self.local.size:
-                return np.full(1, prod(extents))
-            kept = [x for x in range(self.ndim) if x not in gone]
-            x = to_host(self.local.transpose(*kept, *gone))
-            shape = x.shape[len(kept) :]
-            at = getattr(np, f"arg{name}")(x.reshape(*x.shape[: len(kept)], prod(shape)), axis=-1)
-            index = [own[axis][i] for axis, i in zip(gone, np.unravel_index(at, shape))] if gone else [at]
-            return np.expand_dims(np.ravel_multi_index(index, extents) if gone else at, gone)
-
-        place = self.with_elements(best.layout, np.dtype(np.int64), places)
-        if set(gone) & set(self.layout.divided):
-            there = undivided(best.layout, gone, self.grid.members)
-            work = Work(f"arg{name}")
-            best, place = (work.did(in_layout(x, there, name=work.name)) for x in (best, place))
-
-            def first() -> Array:
-                x = to_host(best.local)
-                extreme = getattr(np, name)(x, axis=gone, keepdims=True)
-                return np.where((x == extreme) | (x != x), to_host(place.local), prod(extents)).min(
-                    axis=gone, keepdims=True
-                )
-
-            place = place.with_elements(partial_layout(there, gone), place.dtype, first)
-            work.reported(place.unfolding, 2)
-        return place if keepdims else type(self)(place.unfolding, place.layout.without(gone))._result()
+        work, tensor = Work(f"arg{name}"), cast(Any, self)
+        best = work.did(self._reduced(name, axis, True))
+        steps = {x: prod(extents[at + 1 :]) for at, x in enumerate(gone)}
+        numbers = lambda: sum(i * steps.get(x, 0) for x, i in enumerate(np.ix_(*self.indices())))  # noqa: E731
+        places = self.with_elements(self.layout, np.dtype(np.int64), numbers)
+        places = np.where((tensor == best) | (tensor != tensor), places, prod(extents))  # type: ignore[call-overload]
+        result = work.did(places._reduced("min", axis, keepdims))
+        if isinstance(result, TensorBase):
+            work.reported(result.unfolding, 2)
+        return result
 
     def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
-        tensor: Any = self
-        return np.not_equal(tensor, 0).sum(axis, keepdims)
+        return cast(Any, np.not_equal)(self, 0).sum(axis, keepdims)
 
     def _moment(self, name: str, axis: Axis, keepdims: bool, ddof: float = 0) -> Any:
         """Return means, variances or standard deviations over some axes, of 16-bit numbers computed in float32.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections import namedtuple
+from typing import Any, Literal
 
 import numpy as np
 
-from pdgemm.algorithms.indexing.dealing import deal
 from pdgemm.algorithms.statistics.sorting import check_ordered, cuts_of, elements_of, keys_of_elements, sum_over_ranks
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.work import Work
@@ -17,26 +16,12 @@ from pdgemm.local.arrays.folds import widened
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import concatenate
-from pdgemm.tensors.tensor_lines import cumulative, in_line, nonzero, of_rows, stored
+from pdgemm.tensors.tensor_joins import as_tensor, concatenate
+from pdgemm.tensors.tensor_lines import cumulative, deal, in_line, nonzero, of_rows, stored
 from pdgemm.tensors.tensor_moves import in_layout
 
 
-def along(T: Any, axis: int, name: str, act: Callable[[Array], Array], dtype: np.dtype, *described: object) -> Any:
-    """Return a function of the lines of elements along an axis, each of which one rank has whole.  Collective.
-
-    act : the function of an array, along the same axis, with a result of this type and of as many elements.
-    Cost: one exchange of the tensor where the axis is divided.
-    """
-    with together(T.grid.comm) as arguments:
-        arguments += [name, axis, str(T.layout), T.dtype, *described]
-    there = in_layout(T, undivided(T.layout, [axis], T.grid.members), name=name)
-    result = there.with_elements(there.layout, dtype, lambda: act(there.local))
-    result.unfolding.report = there.later_report
-    return result
-
-
-def sort(a: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None, descending: bool = False) -> Any:
+def sort(x: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None, descending: bool = False) -> Any:
     """Return the elements sorted along an axis, or all of them; NaN last, or first if descending.  Collective.
 
     Along the only axis of more than one index, each rank sorts its elements, cuts them where the parts of the result
@@ -44,15 +29,15 @@ def sort(a: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None,
     axis the tensor is moved so that a rank has whole lines.  Every sort is stable: `kind` and `stable` change nothing.
     Raises ArgumentError or DTypeError on all ranks.
     """
-    return _ordered(a, axis, descending, False)
+    return _ordered(x, axis, descending, False)
 
 
-def argsort(a: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None, descending: bool = False) -> Any:
+def argsort(x: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None, descending: bool = False) -> Any:
     """Return the indices that sort the elements along an axis, or all of them: of equal ones, the first index first.
 
     Collective; cost as for `sort`, and an index with each element.  Complex numbers are ordered by both parts.
     """
-    return _ordered(a, axis, descending, True)
+    return _ordered(x, axis, descending, True)
 
 
 def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
@@ -72,7 +57,10 @@ def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
         order = np.argsort(x, at, stable=True) if places else np.sort(x, at)
         return np.flip(x.shape[at] - 1 - order if places else order, at) if descending else order
 
-    return along(a, at, name, act, np.dtype(np.int64) if places else a.dtype, descending)
+    a = in_layout(a, undivided(a.layout, [at], a.grid.members), name=name)
+    result = a.with_elements(a.layout, np.dtype(np.int64) if places else a.dtype, lambda: act(a.local))
+    result.unfolding.report = a.later_report
+    return result
 
 
 def _places(line: Any, descending: bool) -> Any:
@@ -96,23 +84,17 @@ def _sorted(line: Any, descending: bool, places: bool) -> Any:
         keys = keys[order]
     dim, size = line.layout.first[0], line.size
     cuts = cuts_of(keys, np.minimum(np.arange(1, parts) * dim.block, size), size, line.grid.comm)
-    sizes = np.diff(cuts)
-    work = Work(name)
-    dealt = [deal(keys[:, None], sizes, line.grid, name)]
+    sizes, work = np.diff(cuts), Work(name)
+    rows, _ = deal(keys[:, None], sizes, line.grid, work)
+    turn = np.argsort(rows[:, 0], kind="stable")
     if places:
         start = dim.to_global(0, max(line.grid.coords[0], 0))
-        dealt.append(deal((order + start)[:, None], sizes, line.grid, name))
-    with together(line.grid.comm):
-        keys = dealt[0].rows[:, 0]
-        order = np.argsort(keys, kind="stable")
-    if places:
-        result = of_rows(line, line.layout, dealt[1].rows[order])
+        rows, _ = deal((order + start)[:, None], sizes, line.grid, work)
+        result = of_rows(line, line.layout, rows[turn])
     else:
-        keys = ~keys[order] if descending else keys[order]
+        keys = ~rows[turn, 0] if descending else rows[turn, 0]
         result = line.with_elements(line.layout, line.dtype, lambda: elements_of(keys, line.dtype))
-    for each in dealt:
-        work.did(each.matrix)
-    work.reported(result.unfolding, len(dealt))
+    work.reported(result.unfolding, 1)
     return result
 
 
@@ -124,7 +106,7 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
     v : a tensor; or a number or an array that all ranks have: then its counts are added up over the ranks.
     For a tensor, the elements of both are sorted together: cost as for `argsort`, and an exchange of the counts.
     """
-    a = a if isinstance(a, TensorBase) else type(v).from_global(np.asarray(a), grid=v.grid)
+    a = as_tensor(a, v)
     with together(a.grid.comm) as arguments:
         arguments += ["searchsorted", str(a.layout), as_name(side, "side", ("left", "right")), np.shape(v)]
         if a.ndim != 1:
@@ -132,8 +114,7 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
     a = a if sorter is None else a[sorter]
     if not isinstance(v, TensorBase):
         with together(a.grid.comm) as arguments:
-            values = np.asarray(v)
-            arguments.append(described_elements(values))
+            arguments.append(described_elements(np.asarray(v)))
             counts = np.asarray(np.searchsorted(to_host(a.local), v, side), np.int64)
         return type(a).from_global(sum_over_ranks(counts, a.grid.comm), grid=a.grid)._result()
     flat, first = type(a).reshape(v, [v.size]), side == "left"
@@ -155,25 +136,21 @@ def isin(
     Either is a tensor, or a number or an array that all ranks have.  Cost: as for `sort`, and two of `searchsorted`,
     if `test_elements` is a tensor; otherwise nothing is sent.
     """
-    if not isinstance(test_elements, TensorBase):
-        with together(element.grid.comm) as arguments:
-            tested = np.asarray(test_elements)
-            arguments += ["isin", described_elements(tested), invert]
-        act = lambda: np.isin(to_host(element.local), tested, invert=invert)  # noqa: E731
-        return element.with_elements(element.layout, np.dtype(bool), act)
-    among = sort(test_elements, None)
-    result = searchsorted(among, element, "right") > searchsorted(among, element, "left")
-    result = result & (element == element)
-    return ~result if invert else result
+    if isinstance(test_elements, TensorBase):
+        among = sort(test_elements, None)
+        result = searchsorted(among, element, "right") > searchsorted(among, element, "left")
+        return (result & (element == element)) != invert
+    with together(element.grid.comm) as arguments:
+        tested = np.asarray(test_elements)
+        arguments += ["isin", described_elements(tested), invert]
+    act = lambda: np.isin(to_host(element.local), tested, invert=invert)  # noqa: E731
+    return element.with_elements(element.layout, np.dtype(bool), act)
 
 
-class Distinct(NamedTuple):
-    """The distinct elements, ascending; their first indices; the place of each element among them; their numbers."""
-
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+# the distinct elements, ascending; their first indices; the place of each element among them; their numbers
+Distinct = namedtuple("Distinct", "values indices inverse_indices counts")
+DistinctCounts = namedtuple("DistinctCounts", "values counts")
+DistinctInverse = namedtuple("DistinctInverse", "values inverse_indices")
 
 
 def distinct(T: Any, equal_nan: bool = False) -> Distinct:
@@ -197,20 +174,6 @@ def distinct(T: Any, equal_nan: bool = False) -> Distinct:
     for x in (values, indices, inverse, counts):
         work.reported(x.unfolding, 6)
     return Distinct(values, indices, inverse.reshape(T.shape), counts)
-
-
-class DistinctCounts(NamedTuple):
-    """The distinct elements, ascending, and their numbers."""
-
-    values: Any
-    counts: Any
-
-
-class DistinctInverse(NamedTuple):
-    """The distinct elements, ascending, and the place of each element among them."""
-
-    values: Any
-    inverse_indices: Any
 
 
 def unique_all(x: Any) -> Distinct:
@@ -246,3 +209,6 @@ def unique(
     every = [x._result() if x.ndim < ar.ndim else x for x in distinct(ar, equal_nan)]
     chosen = [x for x, wanted in zip(every, (True, return_index, return_inverse, return_counts)) if wanted]
     return tuple(chosen) if len(chosen) > 1 else chosen[0]
+
+
+FUNCTIONS = (sort, argsort, searchsorted, isin, unique, unique_all, unique_counts, unique_inverse, unique_values)

@@ -215,7 +215,7 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
     """Set this rank's elements of A[rows, cols] to a number, or to the elements of a 2-D array.  Local."""
     i, j = A.grid.coords
     (down, from_rows), (across, from_cols) = (
-        own_places(dim, x.indices, part)
+        _places(dim, x.indices, part)
         for dim, x, part in zip((A.distribution.rows, A.distribution.cols), (rows, cols), (i, j))
     )
     values = part_of_broadcast(value, from_rows, from_cols) if np.ndim(value) else as_element(value, A.dtype)
@@ -246,7 +246,7 @@ def _set_under_mask(x: Array, where: Array, number: Any) -> None:
     evaluated(lambda x, where: np.where(where, number, x), [x, where], x)
 
 
-def own_places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
+def _places(dim: BlockCyclic, indices: range | np.ndarray, part: int) -> tuple[Any, np.ndarray]:
     """Return the local indices of the `indices` that grid row or column `part` owns, and their places in `indices`."""
     if isinstance(indices, range):
         window = dim.window(indices.start, indices.stop)
