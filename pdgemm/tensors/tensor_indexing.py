@@ -27,7 +27,7 @@ from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_copies import broadcast_to
 from pdgemm.tensors.tensor_joins import as_tensor, moveaxis
 from pdgemm.tensors.tensor_keys import ParsedKey, is_list, is_mask, is_whole, parsed_key, with_axes
-from pdgemm.tensors.tensor_lines import cumulative, fetched, in_line, joined, nonzero, owners, stored
+from pdgemm.tensors.tensor_lines import cumulative, fetched, in_line, joined, moved, nonzero, owners, stored
 from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_parts import TensorParts
 
@@ -79,7 +79,7 @@ class TensorIndexing(TensorParts):
         if self._is_mask(keys):
             self._set_under(keys[0], value, work)
         elif split := self._split(keys):
-            self._set_at(*split, value, work)
+            self._set_at(split, value, work)
         else:
             self._set_basic(keys, value, work)
         work.reported(self.unfolding, 1)
@@ -90,11 +90,11 @@ class TensorIndexing(TensorParts):
         with together(self.grid.comm) as arguments:
             picks, dropped, new, first = parsed = parsed_key(keys, self.shape)
             arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
-            moved = any(x in dropped or not isinstance(picks.get(x, range(0)), range) for x in self.layout.divided)
-        if moved and len(dropped) == self.ndim:
+            apart = any(x in dropped or not isinstance(picks.get(x, range(0)), range) for x in self.layout.divided)
+        if apart and len(dropped) == self.ndim:
             part = self._one([picks[x].start for x in range(self.ndim)])
         else:
-            part = self._moved(parsed) if moved else self._windowed(picks)
+            part = self._moved(parsed) if apart else self._windowed(picks)
             part = type(self)(part.unfolding, part.layout.without(dropped))
         part = part.expanded(new)
         return part.transpose([first, *range(first), *range(first + 1, part.ndim)]) if first else part
@@ -166,14 +166,12 @@ class TensorIndexing(TensorParts):
         basic, axes, arrays, axis, place = list[Any](), list[int](), list[Any](), 0, 0
         keys = tensor_keys.whole_key(keys, self.shape)
         for x in keys:
-            for array in _unmasked(x, self.shape[axis:]) if is_list(x) else ():
-                axes.append(place)
-                arrays.append(array)
-                basic.append(slice(None))
-                axis, place = axis + 1, place + 1
-            if not is_list(x):
-                basic.append(x)
-                axis, place = axis + (x is not None), place + (x is None or isinstance(x, slice))
+            more = _unmasked(x, self.shape[axis:]) if is_list(x) else ()
+            arrays += more
+            axes += range(place, place + len(more))
+            basic += [slice(None)] * len(more) or [x]
+            axis += len(more) or x is not None
+            place += len(more) or x is None or isinstance(x, slice)
         return tuple(basic), axes, arrays, 0 if tensor_keys.apart(keys) else axes[0]
 
     def _at(self, axes: list[int], arrays: list[Any], place: int) -> Self:
@@ -219,22 +217,20 @@ class TensorIndexing(TensorParts):
             numbers = numbers * n + np.where(x < 0, x + n, x)
         return shape, numbers
 
-    def _set_at(
-        self, basic: tuple[Any, ...], axes: list[int], arrays: list[Any], place: int, value: Any, work: Work
-    ) -> None:
-        """Set the parts with these indices of some axes of the part `basic`.  Collective."""
+    def _set_at(self, split: tuple[Any, ...], value: Any, work: Work) -> None:
+        """Set the parts that arrays of indices name; split : the result of `_split`.  Collective."""
+        basic, axes, arrays, place = split
         part = self if is_whole(basic) else self._basic(basic)
         shape, numbers = part._numbers(axes, arrays)
         rest = [x for x in range(part.ndim) if x not in axes]
         extents = [part.shape[x] for x in rest]
         if np.ndim(value) or isinstance(value, TensorBase):
             wanted = [*extents[:place], *shape, *extents[place:]]
-            value = work.did(broadcast_to(with_axes(as_tensor(value, self), len(wanted)), wanted))
+            value = as_tensor(value, self)
+            value = moved(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
             value = in_line(value.astype(self.dtype), work, [prod(shape), *extents])
-        there = in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name)
-        if there is not part:
-            work.did(there)
+        there = moved(work, part, in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name))
         stored(there, axes, in_line(as_tensor(numbers, self), work), value, work)
         if there is not self:
             self._set_basic(basic, there, work)
@@ -275,7 +271,8 @@ class TensorIndexing(TensorParts):
             numbers = cumulative(as_tensor(mask, self).ravel(), np.add, 0)
             count = int(numbers[-1].allgather())
             wanted = [count, *self.shape[np.ndim(mask) :]]
-            value = work.did(broadcast_to(with_axes(as_tensor(value, self), len(wanted)), wanted))
+            value = as_tensor(value, self)
+            value = moved(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = work.did(value._at([0], [np.maximum(numbers - 1, 0)], 0)).reshape(self.shape) if count else 0
         value = value.astype(self.dtype) if isinstance(value, TensorBase) else value
         where, values = (as_operand(x, self.layout, self, work) for x in (wide, value))
@@ -289,9 +286,8 @@ def _keys(key: Any) -> list[Any]:
     """Return the parts of a key, lists as arrays, and integer tensors without axes as numbers.  Collective."""
     keys = list(key) if isinstance(key, tuple) else [key]
     keys = [np.asarray(x, None if len(x) else np.int64) if isinstance(x, list) else x for x in keys]
-    return [
-        int(x.allgather()) if isinstance(x, TensorBase) and not x.ndim and x.dtype.kind in "iu" else x for x in keys
-    ]
+    numbers = [isinstance(x, TensorBase) and not x.ndim and x.dtype.kind in "iu" for x in keys]
+    return [int(x.allgather()) if number else x for x, number in zip(keys, numbers)]
 
 
 def _unmasked(x: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -45,7 +45,8 @@ class ParsedKey(NamedTuple):
                 return aligned
         except ValueError:
             pass
-        raise LayoutError(f"elements of shape {value.shape} cannot be broadcast to {extents} indices of the axes")
+        part = tuple(n for axis, n in enumerate(extents) if axis not in self.dropped)
+        raise LayoutError(f"elements of shape {value.shape} cannot be broadcast to a part of shape {part}")
 
 
 def with_axes(value: Any, ndim: int) -> Any:

@@ -38,12 +38,13 @@ def in_line(T: Any, work: Work, shape: Sequence[int] | None = None) -> Any:
 
     work : records the moves.   shape : by default one axis.
     """
-    flat = T.reshape([T.size] if shape is None else shape)
-    line = in_layout(flat, line_layout(flat.shape, T.grid.members), name=work.name)
-    for old, new in ((T, flat), (flat, line)):
-        if new.unfolding is not old.unfolding:
-            work.did(new)
-    return line
+    flat = moved(work, T, T.reshape([T.size] if shape is None else shape))
+    return moved(work, flat, in_layout(flat, line_layout(flat.shape, T.grid.members), name=work.name))
+
+
+def moved(work: Work, old: TensorBase, new: Any) -> Any:
+    """Return a tensor in a new layout or shape, and record the move if it has elements of its own.  Local."""
+    return new if new.unfolding is old.unfolding else work.did(new)
 
 
 def deal(rows: Array, sizes: Sequence[int] | np.ndarray, grid: ProcessGrid, work: Work) -> tuple[Array, np.ndarray]:
@@ -134,10 +135,10 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
 
     If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.
     """
-    shape = [n for x, n in enumerate(T.shape) if x not in axes]
-    there = in_layout(T, undivided(T.layout, [x for x in range(T.ndim) if x not in axes], T.grid.members))
-    T = there if there is T else work.did(there)
+    rest = [x for x in range(T.ndim) if x not in axes]
+    T = moved(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
     order, _, x, key, requests = _requested(T, axes, numbers, work)
+    shape = [T.shape[axis] for axis in rest]
     rows, _ = deal(x[key].reshape(len(key[0]), prod(shape)), requests, T.grid, work)
     rows = rows[beside(np.argsort(order), rows)]
     result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows)

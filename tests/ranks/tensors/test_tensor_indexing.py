@@ -116,7 +116,8 @@ def test_words_of_keys(comm: Any, grids: list[Any]) -> None:
         long = Array.from_global(np.arange(64), grid=grid)
         part = long[Array.from_global(np.arange(64) % 4 == 1, grid=grid)]
         assert np.array_equal(part.allgather(), np.arange(1, 64, 4))
-        assert comm.size == 1 or comm.allreduce(part.report.counted.words_received) <= 16
+        if comm.size > 1 and list(long.layout.rank_map) == sorted(long.layout.rank_map):
+            assert comm.allreduce(part.report.counted.words_received) <= 16
         assert max(comm.allgather(part.local.size)) == -(-16 // comm.size)
 
 
@@ -135,8 +136,8 @@ def test_bad_keys_raise_the_same_error_on_all_ranks(comm: Any, grid: Any) -> Non
         (lambda: X[places.astype(float)], KeyIndexError, "whole numbers or truth values, got float64"),
         (lambda: X[[0, 1], [0, 1, 2]], KeyIndexError, "arrays of indices: shape mismatch"),
         (lambda: X[np.arange(2) + comm.rank, [0, 1]], ArgumentError, "called with different arguments"),
-        (lambda: store(0, np.zeros(3)), LayoutError, r"of shape \(3,\) cannot be broadcast to \(4,\)"),
-        (lambda: store((places, 0), X), LayoutError, r"of shape \(3, 4\) cannot be broadcast to \(2,\)"),
+        (lambda: store(0, np.zeros(3)), LayoutError, r"of shape \(3,\) cannot be broadcast to a part of shape \(4,\)"),
+        (lambda: store((places, 0), X), LayoutError, r"of shape \(3, 4\) is not broadcast to \(2,\)"),
         (lambda: store(0, 1j), TypeError, "complex"),
         (lambda: store(0, X + 1j), DTypeError, "complex128 elements cannot become float64"),
         (lambda: store(0, comm.rank), ArgumentError, "called with different arguments"),
