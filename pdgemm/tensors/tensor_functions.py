@@ -11,6 +11,7 @@ import numpy as np
 import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
+from pdgemm.tensors.tensor_axes import FUNCTIONS as ALONG_AXES
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_copies import (
     broadcast_to,
@@ -27,6 +28,7 @@ from pdgemm.tensors.tensor_copies import (
     vecdot,
 )
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
+from pdgemm.tensors.tensor_sorting import FUNCTIONS as OF_SORTED
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -105,12 +107,14 @@ _NAMES = (
     *("transpose", "reshape", "ravel", "squeeze"),
 )
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
+_METHODS |= {f"numpy.{name}": name for name in ("argmin", "argmax", "count_nonzero")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"numpy.{x.__name__}": x
     for x in (
         *(concatenate, stack, moveaxis, swapaxes, expand_dims),
         *(flip, roll, tile, repeat, unstack, broadcast_to, tril, triu, diagonal, trace),
+        *(*ALONG_AXES, *OF_SORTED),
     )
 } | {
     "numpy.cross": cross,

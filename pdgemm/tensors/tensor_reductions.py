@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -109,6 +109,10 @@ class TensorReductions(TensorBase):
     def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return whether all elements over some axes, all by default, are not 0.  Collective."""
         return self._reduced(FOLDS["all"], axis, keepdims)
+
+    def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
+        return cast(Any, np.not_equal)(self, 0).sum(axis, keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return means over some axes, all by default.  Collective."""
