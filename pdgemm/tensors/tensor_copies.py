@@ -11,6 +11,7 @@ import numpy as np
 
 import pdgemm
 from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.device import beside
 from pdgemm.planning.tensors.tensor_layouts import undivided
@@ -79,7 +80,8 @@ def broadcast_to(T: Any, shape: Any) -> Any:
     if wanted == T.shape:
         return T
     layout = T.default_layout(wanted)
-    return type(T)(as_operand(T, layout, T), layout)
+    work = Work("broadcast_to")
+    return type(T)(work.reported(as_operand(T, layout, T, work), 1), layout)
 
 
 def tile(T: Any, repetitions: Any) -> Any:

@@ -42,9 +42,11 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
         out = options.pop("out", (None,))[0]
         if method != "__call__":
             raise TypeError(f"numpy.{ufunc.__name__}.{method} is not available for a DistTensor")
-        layout, operands = as_operands(ufunc.__name__, inputs, out)
+        layout, operands, work = as_operands(ufunc.__name__, inputs, out)
         options |= {"out": (out.unfolding,)} if out is not None else {}
         result = ufunc(*operands, **options)
+        if not work.empty:
+            work.reported(result, 1)
         return out if out is not None else type(self)(result, layout)._like(result)
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
@@ -57,9 +59,13 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
             raise TypeError(f"{name} is not available for a DistTensor: T.matrix(rows, cols) has functions of matrices")
         if name == "numpy.array_equal" and len({np.shape(x) for x in arguments[:2]}) > 1:
             return False
-        layout, operands = as_operands(name, arguments, None)
+        layout, operands, work = as_operands(name, arguments, None)
         result = function(*operands, **options)
-        return type(self)(result, layout)._like(result) if isinstance(result, DistMatrix) else result
+        if not isinstance(result, DistMatrix):
+            return result
+        if not work.empty:
+            work.reported(result, 1)
+        return type(self)(result, layout)._like(result)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a DistTensor is not one array: use .local, .to_global(root) or .allgather()")

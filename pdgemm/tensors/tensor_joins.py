@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.dtypes import common
 from pdgemm.matrix.array_functions import check_one_device
@@ -36,9 +37,12 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
         dtype = common(*(x.dtype for x in tensors))
     shape = [sum(x.shape[at] for x in tensors) if axis == at else n for axis, n in enumerate(first.shape)]
     result = type(first).empty(shape, grid=first.grid, dtype=dtype, device=first.device)
-    ends = np.cumsum([x.shape[at] for x in tensors]).tolist()
+    work, ends = Work("concatenate"), np.cumsum([x.shape[at] for x in tensors]).tolist()
     for x, end in zip(tensors, ends):
-        result.put([end - x.shape[at] if axis == at else 0 for axis in range(first.ndim)], x)
+        moved = result.put([end - x.shape[at] if axis == at else 0 for axis in range(first.ndim)], x)
+        if moved is not x:
+            work.did(moved)
+    work.reported(result.unfolding, 1)
     return result
 
 

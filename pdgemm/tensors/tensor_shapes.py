@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.errors import KeyIndexError, LayoutError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays.arguments import shown
-from pdgemm.local.arrays.keys import picked
+from pdgemm.local.arrays.keys import picked_along
 
 Pieces = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -105,7 +105,7 @@ def parsed_key(key: Any, shape: tuple[int, ...]) -> tuple[dict[int, Any], list[i
             new.append(place)
             place += 1
             continue
-        one = picked((x, slice(None)), (shape[axis], 1))[0]
+        one = picked_along(axis, x, shape[axis])
         if one.dropped:
             dropped.append(axis)
         place += not one.dropped
