@@ -179,8 +179,8 @@ def _text(report: RunReport) -> str:
 def _factors(accumulate: np.dtype, types: Sequence[np.dtype], k: np.ndarray) -> np.dtype:
     """Return the type in which operands of these types are multiplied.
 
-    For integers of at most 16 bits this is a type of BLAS that sums k products exactly; for others int64, in which NumPy
-    multiplies without BLAS.
+    For integers of at most 16 bits this is a type of BLAS that sums k products exactly; for others int64, in which
+    NumPy multiplies without BLAS.
     """
     if accumulate in dtypes.BLAS:
         return accumulate

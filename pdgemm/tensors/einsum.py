@@ -89,6 +89,8 @@ def einsum(
     if out is not None:
         return out
     kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
+    if C.dtype == np.int32 and kind.narrow_products:
+        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     return kind(C.unfolding, C.layout)._result()
 
 

@@ -119,7 +119,7 @@ class Arithmetic:
         triangle: TriangleName = "",
         copied: tuple[bool, bool] = (False, False),
     ) -> Buffers:
-        """Return the buffers of local products: converted panels of A and B, and products of integers before they are added.
+        """Return the buffers of local products: converted panels of A and B, and integers before they are added to C.
 
         mnk    : extents of the largest product.   order : memory order of the array of its sums.
         copied : is each panel of A, and of B, copied although BLAS takes its type?
