@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError
+from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.local.arrays.device import beside
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
@@ -38,6 +38,8 @@ def _transformed(name: str, x: Any, n: int | None, axis: int, norm: str | None) 
         arguments += [f"numpy.fft.{name}", n, at, norm, str(x.layout)]
         if (n is not None and index(n) < 1) or norm not in (None, "backward", "ortho", "forward"):
             raise ArgumentError(f"{name} takes n >= 1 and norm 'backward', 'ortho' or 'forward', got {n} and {norm!r}")
+        if name in ("rfft", "ihfft") and x.dtype.kind == "c":
+            raise DTypeError(f"{name} takes real numbers, got {x.dtype}")
         line = act(np.zeros((1, min(x.shape[at], 2)), x.dtype), n=2)  # its type; raises an error for a bad type
     extent = n or (2 * (x.shape[at] - 1) if name in ("irfft", "hfft") else x.shape[at])
     if extent < 1:

@@ -110,7 +110,7 @@ def _as_result(x: Any, value: Any) -> Any:
 
 def _checked(name: str, x: Any, square: bool = False) -> None:
     if x.ndim < 2 or (square and x.shape[-2] != x.shape[-1]):
-        raise LayoutError(f"{name} takes matrices along the last two axes, {'square ' * square}; got shape {x.shape}")
+        raise LayoutError(f"{name} takes {'square ' * square}matrices along the last two axes, got shape {x.shape}")
 
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Any:
