@@ -20,7 +20,7 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_beneath, plan_of
+from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_beneath, plan_of, sums_dtype
 from pdgemm.planning.tensors.expression import Expression, parsed
 from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import undivided
@@ -89,6 +89,8 @@ def einsum(
     if out is not None:
         return out
     kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
+    if C.dtype == np.int32 and kind.narrow_products:
+        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     return kind(C.unfolding, C.layout)._result()
 
 
@@ -162,7 +164,8 @@ def _steps(
 def _added(C: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work) -> DistTensor:
     """Return out := alpha C + beta out; a new tensor if out is None."""
     if out is None:
-        return C * alpha if np.any(alpha != 1) else C.copy()
+        factor = np.asarray(alpha).astype(C.dtype)[()] if C.dtype.kind in "iu" else alpha  # -1 modulo 2^bits
+        return C * factor if alpha != 1 else C.copy()
     work.add(out.unfolding, alpha, _moved(C, out.layout, work).unfolding, beta)
     return out
 
@@ -172,8 +175,9 @@ def _single(step: Single, x: DistTensor, work: Work) -> DistTensor:
     if step.kind == SUM:
         y = x.sum(step.axes, keepdims=True)
         work.did(y)
-        if y.dtype != x.dtype and all(x.shape[axis] == 1 for axis in step.axes):  # no sum of integers
-            y = y.with_elements(y.layout, x.dtype, lambda: y.local)
+        if y.dtype != (dtype := sums_dtype(x, step.axes)):
+            wide = y
+            y = wide.with_elements(wide.layout, dtype, lambda: wide.local)
         return DistTensor(y.unfolding, y.layout.without(step.axes))
     gone = step.axes[step.kind == DIAGONAL :]
     y = _moved(x, undivided(x.layout, gone, x.grid.members), work)
@@ -204,7 +208,7 @@ def _contracted(
         wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
         a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
         inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
-        product = lambda: inner.type(alpha) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
+        product = lambda: np.asarray(alpha).astype(inner) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
         C = A.with_elements(chosen.C, dtype, product)
         return C if out is None else _added(C, 1, beta, out, work)
     A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))

@@ -123,6 +123,13 @@ class EinsumPlan:
         )
 
 
+def sums_dtype(x: Any, axes: Sequence[int]) -> np.dtype:
+    """Return the type of sums over some axes of a tensor: its own, for int8 int32, for truth values that of NumPy."""
+    if all(x.layout.shape[axis] == 1 for axis in axes):
+        return x.dtype
+    return np.sum(np.ones(1, x.dtype)).dtype if x.dtype.kind == "b" else dtypes.product(x.dtype, x.dtype)
+
+
 class _Draft:
     """The tensors and the stages of a plan while its steps are added."""
 
@@ -152,10 +159,11 @@ class _Draft:
         gone = step.axes[step.kind == DIAGONAL :]
         if target is None:
             target = undivided(source, gone, self.resources.ranks)
-        dtype = x.dtype
-        if step.kind == SUM and any(x.layout.shape[axis] != 1 for axis in gone):
-            dtype = np.sum(np.ones(1, dtype)).dtype
-        self.move(step.kind, source, target, dtypes.TYPE[dtype].sums_dtype if step.kind == SUM else dtype)
+        dtype = moved = x.dtype
+        if step.kind == SUM:
+            wide = np.sum(np.ones(1, dtype)).dtype
+            dtype, moved = sums_dtype(x, gone), dtypes.TYPE[wide].sums_dtype if wide in dtypes.NARROW else wide
+        self.move(step.kind, source, target, moved)
         if step.kind == UNDIVIDE:
             gone = ()
         elif step.kind == SUM:
