@@ -48,7 +48,9 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
 
 def _has_arrays(obj: Any) -> bool:
     """Return whether a nested sequence has a distributed array in it."""
-    return isinstance(obj, (list, tuple)) and any(isinstance(x, (DistTensor, DistMatrix)) or _has_arrays(x) for x in obj)
+    return isinstance(obj, (list, tuple)) and any(
+        isinstance(x, (DistTensor, DistMatrix)) or _has_arrays(x) for x in obj
+    )
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:

@@ -38,5 +38,5 @@ class Inspection:
         return {x.name: x for x in DTYPES if np.isdtype(x, _KINDS if kind is None else kind)}
 
 
-def __array_namespace_info__() -> Inspection:  # noqa: N807
+def __array_namespace_info__() -> Inspection:
     return Inspection()

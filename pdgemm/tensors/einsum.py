@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pdgemm.batched import matmul_batched
-from pdgemm.errors import LayoutError
+from pdgemm.errors import DTypeError, LayoutError
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -18,6 +18,7 @@ from pdgemm.matrix.argument_checks import as_scalar, check_result
 from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction
 from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_beneath, plan_of
 from pdgemm.planning.tensors.expression import Expression, parsed
@@ -64,8 +65,8 @@ def einsum(
     with together(grid.comm) as arguments:
         expr, tensors = parsed(expression, operands)
         arguments += ["einsum", str(expr), *expr.extents, memory_limit, alpha, beta]
-        if out is not None and out.shape != tuple(expr.extent[x] for x in expr.output):
-            raise LayoutError(f"einsum {expr}: out is {out!r}")
+        if out is not None:
+            _check_out(expr, out)
         if all(isinstance(x, DistTensor) for x in tensors):  # one agreement is enough
             plan = _planned(expr, tensors, out, optimize, memory_limit)
             arguments.append(plan.description)
@@ -79,6 +80,8 @@ def einsum(
     beta = beta if out is None else as_scalar(beta, out.dtype, "beta")
     if out is not None:  # slices write it before operands are read for the last time
         with together(grid.comm):
+            if not dtypes.can_convert(plan.result[1].dtype, out.dtype):
+                raise DTypeError(f"einsum {expr}: the result is {plan.result[1].dtype}, and out {out.dtype}")
             check_result("out", out.unfolding, {f"operand {at}": x.unfolding for at, x in enumerate(tensors, 1)})
     work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, beta, out, work)
@@ -87,6 +90,17 @@ def einsum(
         return out
     kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
     return kind(C.unfolding, C.layout)._result()
+
+
+def _check_out(expr: Expression, out: Any) -> None:
+    """Raise TypeError or LayoutError unless `out` is a tensor of the shape of the result.  Local."""
+    if not isinstance(out, DistTensor):
+        raise TypeError(f"einsum {expr}: out is a {type(out).__name__}, and not a DistTensor")
+    if out.ndim != len(expr.output):
+        raise LayoutError(f"einsum {expr}: the result has {len(expr.output)} axes, and out the shape {out.shape}")
+    for label, n in zip(expr.output, out.shape):
+        if n != expr.extent[label]:
+            raise LayoutError(f"einsum {expr}: index {label!r} has the extents {expr.extent[label]} and {n}, of out")
 
 
 def _planned(
@@ -204,9 +218,18 @@ def _contracted(
     elif chosen.way == LOOP:
         _looped(plan, A, B, alpha, C, work)
     else:
+        moved = {name for _, stage in plan.stages if isinstance(stage, ProductPlan) for name, _ in stage.moves}
+        A, B = (_readable(x) if name in moved else x for name, x in (("A", A), ("B", B)))
         X, Y, Z = (_matrix(x, labels, rows) for x, labels, rows in zip((A, B, C), pair, chosen.row_labels))
         work.product(alpha, X, Y, beta if in_place else 0, Z, **plan.request._asdict())
     return C if out is None or in_place else _added(C, 1, beta, out, work)
+
+
+def _readable(x: DistTensor) -> DistTensor:
+    """Return a tensor, or a copy that other ranks of the node read in place, as plans expect.  Collective."""
+    if x.unfolding.shared or not x.grid.shares_memory:
+        return x
+    return x.with_elements(x.layout, x.dtype, lambda: x.local)
 
 
 def _matrix(x: DistTensor, labels: tuple[str, ...], rows: tuple[str, ...]) -> DistMatrix:
@@ -279,7 +302,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         arguments += ["tensordot", here, there]
         if [shapes[0][x] for x in here] != [shapes[1][x] for x in there]:
             ends = f"{here} of shape {shapes[0]} and {there} of shape {shapes[1]}"
-            raise LayoutError(f"tensordot sums over pairs of axes of equal extents, got axes {ends}")
+            pairs = [(shapes[0][x], shapes[1][y]) for x, y in zip(here, there)]
+            unequal = next((f", of extents {m} and {n}" for m, n in pairs if m != n), "")
+            raise LayoutError(f"tensordot sums over pairs of axes of equal extents, got axes {ends}{unequal}")
     of_a, of_b = list(range(na)), list(range(na, na + nb))
     for x, y in zip(here, there):
         of_b[y] = of_a[x]

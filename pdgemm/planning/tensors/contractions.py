@@ -246,8 +246,6 @@ def _ideal(
         layouts = []
         for (labels, *groups), matrix in zip(sides, plan.arrangement.layouts):
             axes = [tuple(labels.index(x) for x in group) for group in groups]
-            if matrix.order == "F":
-                matrix, axes = matrix.T, axes[::-1]
             with suppress(LayoutError):
                 layouts.append(TensorLayout.of_matrix(matrix, [extent[x] for x in labels], *axes))
         if len(layouts) == len(sides):
