@@ -70,8 +70,11 @@ class TensorLayout:
     def of_matrix(cls, layout: Layout, shape: Sequence[int], rows: Sequence[int], cols: Sequence[int]) -> TensorLayout:
         """Return the layout of a tensor whose matrix has this layout.
 
+        Of a matrix in order "F" it is the layout of the transpose.
         Raises LayoutError where a block of the matrix ends within an index of the first axis of a group.
         """
+        if layout.order == "F":
+            return cls.of_matrix(layout.T, shape, cols, rows)
         first, dims = [], (layout.distribution.rows, layout.distribution.cols)
         for name, axes, dim in zip(("rows", "columns"), (rows, cols), dims):
             each = prod(shape[x] for x in axes[1:])

@@ -44,6 +44,11 @@ class Work:
         self.protect, self.memory_limit = protect, memory_limit
         self.did, self.after = self._steps.did, self._steps.after
 
+    @property
+    def empty(self) -> bool:
+        """Whether no step was recorded."""
+        return not self._steps.reports
+
     def product(
         self, alpha: complex, A: DistMatrix, B: DistMatrix, beta: complex = 0, C: Any = None, **options: Any
     ) -> DistMatrix:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pdgemm.errors import LayoutError
 from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import to_host
 from pdgemm.matrix.array_functions import check_one_device
@@ -36,16 +37,20 @@ def common_shape(name: str, inputs: Sequence[Any], out: Any) -> tuple[int, ...]:
     return shape
 
 
-def as_operands(name: str, inputs: Sequence[Any], out: Any = None) -> tuple[TensorLayout, list[Any]]:
-    """Return the layout of the result of an elementwise function, and the operands in this layout.  Collective."""
+def as_operands(name: str, inputs: Sequence[Any], out: Any = None) -> tuple[TensorLayout, list[Any], Work]:
+    """Return the layout of the result of an elementwise function, and the operands in it, with the record of moves.
+
+    Collective.
+    """
     shape = common_shape(name, inputs, out)
     tensors = [x for x in (out, *inputs) if isinstance(x, TensorBase)]
     like = next((x for x in tensors if x.shape == shape), None)
     layout = like.layout if like is not None else tensors[0].default_layout(shape)
-    return layout, [_as_operand(x, layout, tensors[0]) for x in inputs]
+    work = Work(name)
+    return layout, [as_operand(x, layout, tensors[0], work) for x in inputs], work
 
 
-def _as_operand(x: Any, layout: TensorLayout, like: Any) -> Any:
+def as_operand(x: Any, layout: TensorLayout, like: Any, work: Work) -> Any:
     """Return a number unchanged, any other operand as a matrix of this layout to whose shape it is broadcast."""
     if isinstance(x, DistMatrix):
         x = x.tensor(x.shape)
@@ -55,6 +60,8 @@ def _as_operand(x: Any, layout: TensorLayout, like: Any) -> Any:
     if isinstance(x, TensorBase):
         wide = x.expanded(new)
         part = spread(wide, layout)
+        if part is not wide:
+            work.did(part)
         if part.shape == layout.shape:
             return part.unfolding
         elements, dtype = (lambda: part.local), part.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any, Self, get_args
 
@@ -156,21 +157,19 @@ class DistTensor(TensorParts, TensorReductions, TensorFunctions):
         """
         with together(A.grid.comm) as arguments:
             arguments += ["A.tensor", *shape, A.distribution]
-            splits = range(len(shape) + 1)
+            splits = sorted(range(len(shape) + 1), key=lambda k: k in (0, len(shape)))  # groups with axes come first
             possible = [k for k in splits if (prod(shape[:k]), prod(shape[k:])) == A.shape]
             if not possible:
                 rows, cols = A.shape
                 raise LayoutError(f"no first extents of {tuple(shape)} have the product {rows}, and the others {cols}")
-            axes: Any = tuple(range(possible[0])), tuple(range(possible[0], len(shape)))
-        by_rows = A if A.order == "C" else A.T
-        groups = axes if by_rows is A else axes[::-1]
-        try:
-            return cls(by_rows, TensorLayout.of_matrix(by_rows.layout_in(A.grid), shape, *groups))
-        except LayoutError:
-            target = default_layout(tuple(shape), len(A.grid.members), axes, A.grid.members)
-            out = cls._allocated(target, A.grid, A.dtype, A.device)
-            A.redistribute(out.unfolding)
-            return out
+        groups = [(tuple(range(k)), tuple(range(k, len(shape)))) for k in possible]
+        for axes in groups:
+            with suppress(LayoutError):
+                return cls(A if A.order == "C" else A.T, TensorLayout.of_matrix(A.layout_in(A.grid), shape, *axes))
+        target = default_layout(tuple(shape), len(A.grid.members), groups[0], A.grid.members)
+        out = cls._allocated(target, A.grid, A.dtype, A.device)
+        A.redistribute(out.unfolding)
+        return out
 
     def _set(self, elements: np.ndarray) -> None:
         """Set the local elements to those of an array on the host.  Local."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.algorithms.product_options import FullProduct, Operands, ProductOptions
 from pdgemm.batched import matmul_batched
-from pdgemm.errors import LayoutError
+from pdgemm.errors import DTypeError, LayoutError
 from pdgemm.gemm import carried_out
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
@@ -69,16 +69,18 @@ def einsum(
     with together(grid.comm, later=True) as arguments:
         expr, tensors = parsed(expression, operands)
         arguments += ["einsum", str(expr), *expr.extents, memory_limit, alpha, beta]
+        if out is not None:
+            _check_out(expr, out)
     like = operand_tensor(known[0], known[0])
     tensors = [operand_tensor(x, like) for x in tensors]
     with together(grid.comm, later=True) as arguments:
-        if out is not None and out.shape != tuple(expr.extent[x] for x in expr.output):
-            raise LayoutError(f"einsum {expr}: out is {out!r}")
         plan = _planned(expr, tensors, out, optimize, memory_limit)
         arguments.append(plan.description)
         alpha = as_scalar(alpha, plan.result[1].dtype, "alpha")
         if out is not None:  # slices write it before operands are read for the last time
             beta = as_scalar(beta, out.dtype, "beta")
+            if not dtypes.can_convert(plan.result[1].dtype, out.dtype):
+                raise DTypeError(f"einsum {expr}: the result is {plan.result[1].dtype}, and out {out.dtype}")
             check_result("out", out.unfolding, {f"operand {at}": x.unfolding for at, x in enumerate(tensors, 1)})
     C = _carried_out(plan, tensors, alpha, beta, out, work)
     agree_if_later(grid.comm)
@@ -87,6 +89,17 @@ def einsum(
         return out
     kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
     return kind(C.unfolding, C.layout)._result()
+
+
+def _check_out(expr: Expression, out: Any) -> None:
+    """Raise TypeError or LayoutError unless `out` is a tensor of the shape of the result.  Local."""
+    if not isinstance(out, DistTensor):
+        raise TypeError(f"einsum {expr}: out is a {type(out).__name__}, and not a DistTensor")
+    if out.ndim != len(expr.output):
+        raise LayoutError(f"einsum {expr}: the result has {len(expr.output)} axes, and out the shape {out.shape}")
+    for label, n in zip(expr.output, out.shape):
+        if n != expr.extent[label]:
+            raise LayoutError(f"einsum {expr}: index {label!r} has the extents {expr.extent[label]} and {n}, of out")
 
 
 def _planned(
@@ -228,13 +241,21 @@ def _product(
     x: Contraction, A: DistTensor, B: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work
 ) -> DistTensor:
     """Return out := alpha A B + beta out, one product of matrices; a new tensor if out is None."""
-    X, Y = (y.unfolding.T if turned else y.unfolding for y, turned in zip((A, B), x.transposed))
+    operands = (_readable(y) if name in x.redistributed else y for name, y in (("A", A), ("B", B)))
+    X, Y = (y.unfolding.T if turned else y.unfolding for y, turned in zip(operands, x.transposed))
     Z = None if out is None else out.unfolding.T if x.transposed[2] else out.unfolding
     options = ProductOptions(**x.request._asdict(), memory_limit=work.memory_limit)
     form = _InLayout(x.C, A.grid.base, x.transposed[2])
     Z = work.did(carried_out(form, alpha, X, Y, beta, Z, options))
     work.products += 1
     return DistTensor(Z.T if x.transposed[2] else Z, x.C) if out is None else out
+
+
+def _readable(x: DistTensor) -> DistTensor:
+    """Return a tensor, or a copy that other ranks of the node read in place, as plans expect.  Collective."""
+    if x.unfolding.shared or not x.grid.shares_memory:
+        return x
+    return x.with_elements(x.layout, x.dtype, lambda: x.local)
 
 
 def _stacked(x: Contraction, A: DistTensor, B: DistTensor, alpha: complex) -> DistTensor:
@@ -290,7 +311,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         arguments += ["tensordot", here, there]
         if [shapes[0][x] for x in here] != [shapes[1][x] for x in there]:
             ends = f"{here} of shape {shapes[0]} and {there} of shape {shapes[1]}"
-            raise LayoutError(f"tensordot sums over pairs of axes of equal extents, got axes {ends}")
+            pairs = [(shapes[0][x], shapes[1][y]) for x, y in zip(here, there)]
+            unequal = next((f", of extents {m} and {n}" for m, n in pairs if m != n), "")
+            raise LayoutError(f"tensordot sums over pairs of axes of equal extents, got axes {ends}{unequal}")
     of_a, of_b = list(range(na)), list(range(na, na + nb))
     for x, y in zip(here, there):
         of_b[y] = of_a[x]

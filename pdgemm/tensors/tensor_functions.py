@@ -12,6 +12,20 @@ import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
 from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.tensors.tensor_copies import (
+    broadcast_to,
+    cross,
+    diagonal,
+    flip,
+    repeat,
+    roll,
+    tile,
+    trace,
+    tril,
+    triu,
+    unstack,
+    vecdot,
+)
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
 
 
@@ -23,14 +37,16 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply an elementwise function to the unfoldings of tensors in one layout."""
-        if ufunc is np.matmul and method == "__call__":
-            return _matmul(*inputs)
+        if ufunc in _PRODUCTS and method == "__call__":
+            return _PRODUCTS[ufunc](*inputs, **options)
         out = options.pop("out", (None,))[0]
         if method != "__call__":
             raise TypeError(f"numpy.{ufunc.__name__}.{method} is not available for a DistTensor")
-        layout, operands = as_operands(ufunc.__name__, inputs, out)
+        layout, operands, work = as_operands(ufunc.__name__, inputs, out)
         options |= {"out": (out.unfolding,)} if out is not None else {}
         result = ufunc(*operands, **options)
+        if not work.empty:
+            work.reported(result, 1)
         return out if out is not None else type(self)(result, layout)._like(result)
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
@@ -43,9 +59,13 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
             raise TypeError(f"{name} is not available for a DistTensor: T.matrix(rows, cols) has functions of matrices")
         if name == "numpy.array_equal" and len({np.shape(x) for x in arguments[:2]}) > 1:
             return False
-        layout, operands = as_operands(name, arguments, None)
+        layout, operands, work = as_operands(name, arguments, None)
         result = function(*operands, **options)
-        return type(self)(result, layout)._like(result) if isinstance(result, DistMatrix) else result
+        if not isinstance(result, DistMatrix):
+            return result
+        if not work.empty:
+            work.reported(result, 1)
+        return type(self)(result, layout)._like(result)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a DistTensor is not one array: use .local, .to_global(root) or .allgather()")
@@ -79,12 +99,19 @@ def _matmul(a: Any, b: Any) -> Any:
     return pdgemm.einsum(f"...{left},...{right}->...{i}{k}", a, b)
 
 
+_PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: _matmul, np.vecdot: vecdot}
 _NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "transpose", "reshape", "ravel", "squeeze")
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims)
+    f"numpy.{x.__name__}": x
+    for x in (
+        *(concatenate, stack, moveaxis, swapaxes, expand_dims),
+        *(flip, roll, tile, repeat, unstack, broadcast_to, tril, triu, diagonal, trace),
+    )
 } | {
+    "numpy.cross": cross,
+    "numpy.linalg.cross": cross,
     "numpy.concat": concatenate,
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.dtypes import common
 from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_moves import in_layout
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
@@ -23,7 +23,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
 
     axis : None: the elements of all operands as one axis.
     """
-    first = next(x for x in tensors if isinstance(x, TensorBase))
+    first: Any = next(x for x in tensors if isinstance(x, TensorBase))
     tensors = [operand_tensor(x, first) for x in tensors]
     if axis is None:
         return concatenate([x.ravel() for x in tensors])
@@ -35,15 +35,20 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
             raise LayoutError(f"tensors joined along axis {axis} must agree in the other axes, got {shapes}")
         check_one_device("concatenate", tensors)
         dtype = common(*(x.dtype for x in tensors))
-    kept = first.default_layout([n for x, n in enumerate(first.shape) if x != at])
-    parts = [in_layout(x, kept.expanded([at], [x.shape[at]]), name="concatenate") for x in tensors]
-    layout = kept.expanded([at], [sum(x.shape[at] for x in tensors)])
-    return first.with_elements(layout, dtype, lambda: np.concatenate([x.local for x in parts], axis=at))
+    shape = [sum(x.shape[at] for x in tensors) if axis == at else n for axis, n in enumerate(first.shape)]
+    result = type(first).empty(shape, grid=first.grid, dtype=dtype, device=first.device)
+    work, ends = Work("concatenate"), np.cumsum([x.shape[at] for x in tensors]).tolist()
+    for x, end in zip(tensors, ends):
+        moved = result.put([end - x.shape[at] if axis == at else 0 for axis in range(first.ndim)], x)
+        if moved is not x:
+            work.did(moved)
+    work.reported(result.unfolding, 1)
+    return result
 
 
 def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Return tensors of one shape joined along a new axis, as numpy.stack.  Collective."""
-    first = next(x for x in tensors if isinstance(x, TensorBase))
+    first: Any = next(x for x in tensors if isinstance(x, TensorBase))
     tensors = [operand_tensor(x, first) for x in tensors]
     with together(first.grid.comm) as arguments:
         arguments += ["stack", axis, *(str(x.layout) for x in tensors)]

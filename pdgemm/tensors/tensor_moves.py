@@ -51,7 +51,7 @@ def in_layout(
     here = grid.reshaped(layout.distribution.grid_shape, layout.rank_map)
     with (agreement := together(grid.comm)) as arguments:
         arguments += [name, str(T.layout), str(target), T.dtype]
-        ordered = T.local.transpose(target.rows + target.cols)
+        ordered = T.local.transpose(target.rows + target.cols) if T.ndim else T.local  # (0, 0) where the number is not
         # elements that other ranks of the node cannot read are copied to where they can; conjugates are a private copy
         shares = X.shared and not X.conjugated
         in_place = bool(ordered.flags.c_contiguous) and (shares or not grid.shares_memory)

@@ -77,15 +77,18 @@ class TensorParts(TensorBase):
             part = part.transpose([first, *range(first), *range(first + 1, part.ndim)])
         return part._result() if self.ndim > 1 else part
 
-    def put(self, start: Sequence[int], part: Self) -> None:
+    def put(self, start: Sequence[int], part: Self) -> Self:
         """Set the box of the shape of `part` whose first indices are `start` to the elements of `part`.  Collective.
 
-        part : a tensor on the ranks of this one, of its type, in any layout; it is moved.
+        part : a tensor on the ranks of this one, of its type, in any layout.
+
+        Returns `part` in the layout of this box, whose report has the words that were sent.
         """
         layout, key = self._window({axis: range(i, i + n) for axis, (i, n) in enumerate(zip(start, part.shape))})
         part = in_layout(part, layout, name="put")
         if part.local.size:
             set_broadcast(self.local[key], part.local)
+        return part
 
     def _windowed(self, picks: dict[int, Any]) -> Self:
         """Return a copy of some indices of each axis; those of an axis that is divided follow each other.  Local."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import NARROW, TYPE
 from pdgemm.local.arrays.elementwise import supported
@@ -82,30 +83,37 @@ class TensorReductions(TensorBase):
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return means over some axes, all by default.  Collective."""
-        mean = self._divided("sum", axis, keepdims, 0)
-        return mean.astype(self.dtype) if self.dtype in NARROW else mean
+        return self._moment("mean", axis, keepdims)
 
-    def _divided(self, name: str, axis: Axis, keepdims: bool, ddof: float) -> Any:
-        """Return sums over some axes, divided by the number of their elements less `ddof`; of 16 bits in float32.
+    def _moment(self, name: str, axis: Axis, keepdims: bool, ddof: float = 0) -> Any:
+        """Return means, variances or standard deviations over some axes, of 16-bit numbers computed in float32.
 
-        name : "sum", or "var" for the sums of |x - mean|^2.
+        The report of a tensor has the words of the sums, and of the means that are subtracted.
         """
-        terms = self
-        if name == "var":
-            apart = np.abs(self - self._divided("sum", axis, True, 0))
+        work, terms = Work(name), self
+        if name != "mean":
+            apart = np.abs(work.did(self - self._divided(work, axis, True, 0)))
             terms = apart * apart
-        total = terms._reduced("sum", axis, keepdims, rounded=False)
+        result = terms._divided(work, axis, keepdims, ddof)
+        result = np.sqrt(result) if name == "std" else result
+        result = result.astype(self.dtype) if self.dtype in NARROW else result
+        if isinstance(result, TensorBase):
+            work.reported(result.unfolding, 1)
+        return result
+
+    def _divided(self, work: Work, axis: Axis, keepdims: bool, ddof: float) -> Any:
+        """Return sums over some axes, divided by the number of their elements less `ddof`."""
+        total = work.did(self._reduced("sum", axis, keepdims, rounded=False))
         with np.errstate(all="ignore"):
             return np.true_divide(total, max(prod(self.shape[x] for x in self.axes_of(axis)) - ddof, 0))
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return variances over some axes, all by default: sums of |x - mean|^2 / (n - ddof).  Collective."""
-        variance = self._divided("var", axis, keepdims, ddof)
-        return variance.astype(self.dtype) if self.dtype in NARROW else variance
+        return self._moment("var", axis, keepdims, ddof)
 
     def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return standard deviations over some axes, the square roots of `var`.  Collective."""
-        return np.sqrt(self.var(axis, ddof, keepdims))
+        return self._moment("std", axis, keepdims, ddof)
 
 
 def _fold(name: str, x: Array, axes: tuple[int, ...], dtype: np.dtype) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from pdgemm.errors import KeyIndexError, LayoutError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays.arguments import shown
-from pdgemm.local.arrays.keys import picked
+from pdgemm.local.arrays.keys import picked_along
 
 Pieces = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -68,9 +68,9 @@ def reread(layout: TensorLayout, shape: tuple[int, ...], pieces: Pieces) -> Tens
 def readable(T: Any, shape: tuple[int, ...], pieces: Pieces) -> TensorLayout:
     """Return a layout of a tensor whose matrix is also one of the reshaped tensor.
 
-    Axes of extent 1 that the reshaped tensor lacks are not divided.
+    Axes of extent 1 that only one of the two tensors has are not divided.
     """
-    thin, pieces = [x for old, new in pieces if not new for x in old], [x for x in pieces if x[1]]
+    thin, pieces = [x for old, new in pieces if not new for x in old], [x for x in pieces if all(x)]
     sizes = [prod(T.shape[x] for x in old) for old, _ in pieces]
     runs = T.default_layout(sizes)
     rows, cols = (tuple(x for piece in group for x in pieces[piece][0]) for group in (runs.rows, runs.cols))
@@ -105,7 +105,7 @@ def parsed_key(key: Any, shape: tuple[int, ...]) -> tuple[dict[int, Any], list[i
             new.append(place)
             place += 1
             continue
-        one = picked((x, slice(None)), (shape[axis], 1))[0]
+        one = picked_along(axis, x, shape[axis])
         if one.dropped:
             dropped.append(axis)
         place += not one.dropped

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from runner import Case, Work, asleep, main, said
 
-from pdgemm import DistMatrix, ProcessGrid
+from pdgemm import DistMatrix, ProcessGrid, array_api
 from pdgemm.algorithms.redistribution import timed_exchange
 from pdgemm.planning.machines.machine import load_machine
 from pdgemm.planning.machines.timing import fastest_exchange
@@ -47,6 +47,25 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "A *= 1.5": lambda A: A.__imul__(1.5),
     "A - A.mean(0)": lambda A: A - A.mean(0),
 }
+
+
+def arrays(comm: Any, size: int = 4096) -> Iterator[Case]:
+    """Functions of the array API with the methods of matrices, and with NumPy's functions on the local array."""
+    A = DistMatrix.random((size, size), grid=ProcessGrid(comm), seed=1)
+    X = array_api.asarray(A)
+    works: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+        **{name: (methodcaller(name), getattr(array_api, name)) for name in ("sum", "max", "mean", "var")},
+        "sum, axis 0": (methodcaller("sum", axis=0), partial(array_api.sum, axis=0)),
+        "x + x": (lambda A: A + A, lambda X: X + X),
+        "exp(x)": (np.exp, array_api.exp),
+        "where(x > 0.5, x, 0)": (lambda A: np.where(A > 0.5, A, 0), lambda X: array_api.where(X > 0.5, X, 0)),
+        "x @ x": (lambda A: A @ A, lambda X: X @ X),
+    }
+    for name, (of_matrices, of_arrays) in works.items():
+        yield Case(
+            f"{size} x {size}, {name}",
+            {"matrix": partial(of_matrices, A), "array": partial(of_arrays, X)},
+        )
 
 
 def elements(comm: Any, sizes: str = "4000,8") -> Iterator[Case]:
@@ -158,4 +177,4 @@ def states(comm: Any, cases: str = "100x32,4x1448", folder: str = "") -> Iterato
 
 
 if __name__ == "__main__":
-    main(elements, redistribute, between_hosts, qr, states)
+    main(elements, arrays, redistribute, between_hosts, qr, states)

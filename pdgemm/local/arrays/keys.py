@@ -54,8 +54,16 @@ def picked(key: Any, shape: tuple[int, int]) -> tuple[Picked, Picked]:
                 "two lists name single elements, one by one: A[numpy.ix_(rows, cols)] is the submatrix of these rows "
                 "and columns, and A.allgather()[rows, cols] has the elements"
             )
-    down, across = (_one(x, y, n, axis) for axis, (x, y, n) in enumerate(zip(keys, lists, shape)))
+    down, across = (_one(x, y, n, what) for x, y, n, what in zip(keys, lists, shape, ("rows", "columns")))
     return down, across
+
+
+def picked_along(axis: int, key: Any, n: int) -> Picked:
+    """Return the indices that one part of a key selects along an axis of a tensor.  Raises KeyIndexError."""
+    try:
+        return _one(key, _as_list(key), n, "indices")
+    except KeyIndexError as bad:
+        raise KeyIndexError(f"axis {axis} of a tensor: {bad}") from None
 
 
 def last_of_each(indices: np.ndarray) -> np.ndarray:
@@ -73,23 +81,23 @@ def _as_list(x: Any) -> np.ndarray | None:
     return x if isinstance(x, np.ndarray) and x.ndim else None
 
 
-def _one(key: Any, listed: np.ndarray | None, n: int, axis: int) -> Picked:
-    """Return the indices that one part of a key selects in a dimension of n."""
-    what = ("rows", "columns")[axis]
+def _one(key: Any, listed: np.ndarray | None, n: int, what: str) -> Picked:
+    """Return the indices that one part of a key selects in a dimension of n.   what : rows, columns, or indices."""
+    refusal = _NO_PART if what == "indices" else _NO_KEY
     if listed is not None:
         return Picked(_from_list(listed, n, what))
     if isinstance(key, slice):
         try:
             start, stop, step = key.indices(n)
         except (TypeError, ValueError):
-            raise KeyIndexError(_NO_KEY.format(shown(key))) from None
+            raise KeyIndexError(refusal.format(shown(key))) from None
         if step == 1:
             return Picked(range(start, max(start, stop)))
         return Picked(np.arange(start, stop, step, dtype=np.int64))
     if isinstance(key, np.ndarray) and key.dtype.kind in "iu":
         key = key[()]
     if not isinstance(key, (int, np.integer)) or isinstance(key, bool):
-        raise KeyIndexError(_NO_KEY.format(shown(key)))
+        raise KeyIndexError(refusal.format(shown(key)))
     if not -n <= key < n:
         raise KeyIndexError(f"index {shown(key)} is out of range for a dimension of {n}")
     start = int(key) % n
@@ -100,10 +108,10 @@ def _from_list(listed: np.ndarray, n: int, what: str) -> np.ndarray:
     """Return the indices of a list or of a mask of n rows or columns."""
     if listed.ndim != 1:
         dimensions = f"a list of {what} must have one dimension, got {listed.ndim}"
-        raise KeyIndexError(_MASKED if listed.dtype == bool else dimensions)
+        raise KeyIndexError(_MASKED if listed.dtype == bool and what != "indices" else dimensions)
     if listed.dtype == bool:
         if len(listed) != n:
-            raise KeyIndexError(f"a mask of {len(listed)} {what} for a matrix of {n}")
+            raise KeyIndexError(f"a mask of {len(listed)} {what} for a dimension of {n}")
         return np.flatnonzero(listed)
     if listed.dtype.kind not in "iu":
         raise KeyIndexError(f"a list of {what} must have whole numbers or truth values, got {listed.dtype}")
@@ -117,6 +125,7 @@ _NO_KEY = (
     "a submatrix is A[i0:i1, j0:j1], a row A[i], an element A[i, j]; rows are picked by a list, a step or a mask of "
     "them; got {}"
 )
+_NO_PART = "it is indexed by a number, a slice, or a list or mask of one dimension; got {}"
 _NOT_TWO = "a submatrix is A[i0:i1, j0:j1]: a matrix has two dimensions; got {}"
 MASK = np.ones((1, 1), bool)  # stands for a distributed mask, whose elements are not read
 _MASKED = (

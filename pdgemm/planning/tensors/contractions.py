@@ -26,6 +26,7 @@ from pdgemm.planning.layout_text import IDEAL
 from pdgemm.planning.machines.timing import sample
 from pdgemm.planning.planner import candidates
 from pdgemm.planning.problem import AlgorithmRequest
+from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.program import Stage
 from pdgemm.planning.question import Question
 from pdgemm.planning.tensors.expression import Labels
@@ -121,6 +122,11 @@ class Contraction:
     def items(self) -> int:
         """The number of indices of the batch."""
         return self.extent(self.batch)
+
+    @cached_property
+    def redistributed(self) -> set[str]:
+        """The names of the matrices that a product moves once more."""
+        return {name for _, x in self.stages if isinstance(x, ProductPlan) for name, _ in x.moves}
 
     @cached_property
     def words(self) -> int:
@@ -248,8 +254,6 @@ def _ideal(
         layouts = []
         for (labels, *groups), matrix in zip(sides, plan.arrangement.layouts):
             axes = [tuple(labels.index(x) for x in group) for group in groups]
-            if matrix.order == "F":
-                matrix, axes = matrix.T, axes[::-1]
             with suppress(LayoutError):
                 layouts.append(TensorLayout.of_matrix(matrix, [extent[x] for x in labels], *axes))
         if len(layouts) == len(sides):

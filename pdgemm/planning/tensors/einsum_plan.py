@@ -325,7 +325,7 @@ def plan_einsum(
 ) -> EinsumPlan:
     """Return the plan of `einsum` with these arguments, without MPI.  Local.
 
-    operands : DistTensor, or shapes; a tensor of a shape has the layout of `DistTensor.empty`.
+    operands : DistTensor, DistMatrix, arrays, or shapes; a tensor of a shape has the layout of `DistTensor.empty`.
     ranks    : number of ranks; by default that of the tensors.   dtype : the type of tensors of shapes.
     free     : the layouts of operands of shapes may be chosen, too: `plan.layouts` has them.
     machine  : Machine; by default the machine at hand, for tensors on GPUs one with GPUs, whose links are the ways by
@@ -336,26 +336,32 @@ def plan_einsum(
 
     Raises ArgumentError, LayoutError or MemoryLimitError.
     """
-    expr, arrays = parsed(expression, operands, lambda x: getattr(x, "shape", x))
-    tensors = [x for x in arrays if hasattr(x, "layout")]
+    expr, arrays = parsed(expression, operands, lambda x: x if isinstance(x, (tuple, list)) else np.shape(x))
+    tensors = [x for x in arrays if hasattr(x, "grid")]
     members = tensors[0].grid.members if tensors else tuple(range(ranks or 1))
     if ranks is None and not tensors:
         raise ArgumentError("plan_einsum of shapes takes ranks, the number of ranks")
-    values = tuple(
-        TensorValue(x.layout, x.dtype)
-        if hasattr(x, "layout")
-        else TensorValue(default_layout(tuple(x), len(members), None, members), np.dtype(dtype), free)
-        for x in arrays
-    )
+    values = tuple(_value(x, np.dtype(dtype), members, free) for x in arrays)
     size = tensors[0].grid.size if tensors else len(members)
     fewest = as_name(minimize, "minimize", ("time", "words")) == "words"
     machine = machine or (machine_beneath(tensors[0]) if tensors else machine_at_hand())
     return plan_of(expr, values, Resources(size, machine, memory_limit, members, fewest))
 
 
+def _value(x: Any, dtype: np.dtype, members: tuple[int, ...], free: bool) -> TensorValue:
+    """Return a tensor, a matrix, an array or a shape as a value."""
+    if hasattr(x, "unfolding"):
+        return TensorValue(x.layout, x.dtype)
+    if hasattr(x, "layout_in"):
+        return TensorValue(TensorLayout.of_matrix(x.layout_in(x.grid), x.shape, (0,), (1,)), x.dtype)
+    exists = not isinstance(x, (tuple, list))
+    layout = default_layout(np.shape(x) if exists else tuple(x), len(members), None, members)
+    return TensorValue(layout, np.asarray(x).dtype if exists else dtype, free and not exists)
+
+
 def machine_beneath(x: Any) -> Machine:
     """Return the machine at hand with the nodes of a tensor's grid and, on GPUs, the ways between its ranks.  Local."""
-    device = devices.of(x.unfolding.stored)
+    device = devices.of(getattr(x, "unfolding", x).stored)
     if device is None:
         return on_nodes(machine_at_hand(), x.grid.ranks_per_node)
     reach = device.reach(x.grid)

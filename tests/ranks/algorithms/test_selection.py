@@ -117,7 +117,7 @@ def test_bad_selections_raise_on_all_ranks_and_change_nothing(comm: Any, grid: A
         ((0, -6), outside),
         ([0, 6], outside),
         ((slice(2), [-6]), outside),
-        (np.ones(5, bool), "a mask of 5 rows for a matrix of 6"),
+        (np.ones(5, bool), "a mask of 5 rows for a dimension of 6"),
         (A > 3, "numpy.where"),
         (whole > 3, "numpy.where"),
         (([0, 1], [0, 1]), "numpy.ix_"),

@@ -1,30 +1,27 @@
-"""Contractions of tensors compared with NumPy's: the expressions of NumPy's own tests, and drawn ones."""
+"""Contractions of tensors compared with NumPy's: the expressions of NumPy's own tests, and bad arguments."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import tiers
+from drawn_einsums import compare, machine_of
 from drawn_tensors import elements, tensor_of
 
 import pdgemm
-from pdgemm import DistMatrix, DistTensor, ProcessGrid
+from pdgemm import DistMatrix, DistTensor
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
-from pdgemm.local.arrays import dtypes
-from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.tensors.resources import Resources
 from pdgemm.tensors.tensor_moves import in_layout
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 
-TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16", "int8")
 EXTENTS = dict(
     zip("abcdefghijklmnopqrstuvwxyz", (3, 2, 4, 3, 2, 5, 2, 3, 2, 4, 3, 5, 2, 3, 2, 3, 4, 3, 2, 3, 2, 3, 2, 4, 3, 5))
 )
@@ -87,83 +84,6 @@ LISTS: list[tuple[list[tuple[int, ...]], list[Any], list[Any] | None]] = [
 ]
 
 
-def compare(result: Any, expected: Any, magnitude: Any, roundings: int, dtype: np.dtype) -> None:
-    """Check a result against a sum of products in double precision.
-
-    A sum of products, each of which takes part in n operations with a rounding, has an error of at most gamma_n =
-    nu/(1 - nu) times the sum of the absolute values (Higham 2002, 3.1 and 3.5); u is that of the type of accumulation.
-    16-bit results of single contractions are rounded again, at most four times here.
-    """
-    whole = result.allgather() if isinstance(result, DistTensor) else np.asarray(result)
-    assert whole.shape == expected.shape
-    assert whole.dtype == dtype
-    if dtype.kind in "iu":
-        assert np.array_equal(whole, expected.astype(dtype))
-        return
-    sums = dtypes.TYPE[dtype].sums_dtype
-    n = roundings * (4 if dtype.kind == "c" else 1) * dtypes.eps(sums) / 2
-    bound = (n / (1 - n) + (8 * dtypes.eps(dtype) if sums != dtype else 0)) * magnitude
-    smallest = 1e-4 * roundings if dtype == "float16" else 0  # products below 2^-14 lose digits
-    assert (abs(whole.astype(expected.dtype) - expected) <= bound + smallest).all(), (whole, expected)
-
-
-def reference(expression: str, arrays: list[np.ndarray], *lists: Any) -> tuple[Any, Any, int]:
-    """Return the sums of products, of absolute values, and a number of roundings of each product."""
-    kind = {"i": np.int64, "c": np.complex128}
-    wide = [x.astype(kind.get(x.dtype.kind, np.float64)) for x in arrays]
-    terms = 1
-    for n in {letter: n for x, y in zip(expression.split("->")[0].split(","), arrays)
-              for letter, n in zip(x, y.shape)}.values():  # fmt: skip
-        terms *= max(1, n)
-    of = [np.asarray(np.einsum(expression, *x, optimize=len(x) > 1)) for x in (wide, [abs(x) for x in wide])]
-    return *of, terms + 2 * len(arrays) + 4
-
-
-def counts_match(plan: Any, result: Any, rank: int) -> None:
-    """Check the words of an einsum: those that it counted, and those that its plan has."""
-    planned, report = plan.program.traffic(rank), result.report
-    words = [(x.words_received, x.words_sent, x.words_read) for x in (report.counted, report.predicted, planned)]
-    assert words[0] == words[1] == words[2]
-
-
-def machine_of(grid: Any) -> Any:
-    return on_nodes(machine_at_hand(), grid.ranks_per_node)
-
-
-def summed_alone(expression: str, arrays: list[np.ndarray]) -> bool:
-    """Return whether an index of a single operand is summed, before that operand is multiplied."""
-    left, output = expression.split("->")
-    inputs = left.split(",")
-    return any(
-        x not in output and n != 1 and sum(x in z for z in inputs) == 1
-        for y, array in zip(inputs, arrays)
-        for x, n in zip(y, array.shape)
-    )
-
-
-def checked(expression: str, arrays: list[np.ndarray], tensors: list[Any], grid: Any, **options: Any) -> Any:
-    """Check an einsum of tensors, the words of its plan, and that its operands do not change."""
-    if arrays[0].dtype == np.int8 and len(arrays) > 1 and summed_alone(expression, arrays):
-        with pytest.raises(DTypeError, match="elements of int64 are not multiplied"):
-            pdgemm.einsum(expression, *tensors, **options)
-        return None
-    result = pdgemm.einsum(expression, *tensors, **options)
-    dtype = (
-        arrays[0].dtype
-        if len(arrays) == 1
-        else dtypes.product(dtypes.common(*(x.dtype for x in arrays)), arrays[0].dtype)
-    )
-    if arrays[0].dtype.kind == "i" and len(arrays) == 1:
-        dtype = arrays[0].dtype if result.dtype == np.int8 else np.dtype(np.int64)
-    compare(result, *reference(expression, arrays), dtype)
-    if isinstance(result, DistTensor):
-        plan = pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid), **options)
-        counts_match(plan, result, grid.comm.rank)
-    for x, T in zip(arrays, tensors):
-        assert np.array_equal(T.allgather(), x)
-    return result
-
-
 @pytest.mark.parametrize("part", range(4))
 def test_expressions_of_numpys_tests(grids: list[Any], part: int) -> None:
     shaped = SHAPED + [(e, [tuple(EXTENTS[x] for x in y) for y in e.split("->")[0].split(",")]) for e in PLAIN.split()]
@@ -200,95 +120,6 @@ def test_lists_of_axes_and_tensordot(grids: list[Any]) -> None:
             compare(result, np.asarray(np.tensordot(x, y, axes)), 10.0, 100, np.dtype(float))
 
 
-def drawn_expression(draw: random.Random, dtype: str) -> tuple[str, list[tuple[int, ...]]]:
-    """Return an expression of 1 to 4 operands of 0 to 6 axes, and the shapes of its operands."""
-    number = 1 if dtype == "int8" and draw.random() < 0.3 else draw.choice((1, 2, 2, 2, 3, 4)) if dtype != "int8" else 2
-    letters = "ijklmnop"[: draw.choice((3, 4, 5, 7))]
-    lengths = (0, 1, 2, 3, 4, 5, 6) if number < 3 else (0, 1, 2, 2, 3)
-    inputs = ["".join(draw.choice(letters) for _ in range(draw.choice(lengths))) for _ in range(number)]
-    if draw.random() < 0.5:  # without repeated indices
-        inputs = ["".join(dict.fromkeys(x)) for x in inputs]
-    used = sorted({*"".join(inputs)})
-    draw.shuffle(used)
-    output = "".join(used[: draw.randint(0, min(6, len(used)))])
-    extents = {x: draw.choice((0, 1, 2, 3) if draw.random() < 0.2 else (1, 2, 2, 3, 4, 5)) for x in letters}
-    shapes = [tuple(extents[x] if draw.random() < 0.98 or x not in output else 1 for x in y) for y in inputs]
-    if any(
-        len({*s}) > 1 for x in letters for s in [[n for y, t in zip(inputs, shapes) for z, n in zip(y, t) if z == x]]
-    ):
-        shapes = [tuple(extents[x] for x in y) for y in inputs]
-    return ",".join(inputs) + "->" + output, shapes
-
-
-def drawn_cases(grids: list[Any], number: int, seed: int) -> Iterator[tuple[Any, ...]]:
-    """Yield expressions with their operands; `number` times with --all, otherwise a few times."""
-    for turn in range(number if tiers.everything() else number // (60 if grids[0].comm.size < 3 else 150)):
-        draw = random.Random(1000003 * seed + turn)
-        grid, dtype = draw.choice(grids), draw.choice(TYPES)
-        expression, shapes = drawn_expression(draw, dtype)
-        arrays = [elements(shape, dtype, 10 * turn + at) for at, shape in enumerate(shapes)]
-        yield draw, grid, expression, arrays, [tensor_of(x, grid, draw) for x in arrays]
-
-
-def test_drawn_expressions(grids: list[Any]) -> None:
-    for _, grid, expression, arrays, tensors in drawn_cases(grids, 3000, 1):
-        try:
-            checked(expression, arrays, tensors, grid)
-        except Exception as error:
-            error.add_note(f"{expression} {arrays[0].dtype} {[x.layout for x in tensors]}")
-            raise
-
-
-def test_scalars_and_results_in_place(grids: list[Any]) -> None:
-    for draw, grid, expression, arrays, tensors in drawn_cases(grids, 1500, 2):
-        dtype, of = arrays[0].dtype, reference(expression, arrays)
-        if dtype.kind == "i":
-            continue
-        alpha, beta = draw.choice((1, 2, -0.5)), draw.choice((0, 0, 1, -3))
-        if dtype.kind == "c":
-            alpha *= draw.choice((1, 1 + 1j))
-        before = elements(of[0].shape, dtype, 99)
-        if beta == 0:
-            before = np.full(of[0].shape, np.nan, dtype)  # is not read
-        out = tensor_of(before, grid, draw)
-        assert pdgemm.einsum(expression, *tensors, alpha=alpha, beta=beta, out=out) is out
-        added = np.zeros(()) if beta == 0 else before.astype(of[0].dtype)
-        compare(out, alpha * of[0] + beta * added, abs(alpha) * of[1] + abs(beta * added), of[2] + 4, dtype)
-        assert out.report.counted == out.report.predicted
-        for x, T in zip(arrays, tensors):
-            assert np.array_equal(T.allgather(), x)
-
-
-def test_plans_within_a_memory_limit(grids: list[Any]) -> None:
-    for draw, grid, expression, arrays, tensors in drawn_cases(grids, 600, 3):
-        if arrays[0].dtype.kind == "i":
-            continue
-        machine = machine_of(grid)
-        most = pdgemm.plan_einsum(expression, *tensors, machine=machine).extra_bytes
-        for limit in (most, draw.randint(0, most)):
-            try:
-                plan = pdgemm.plan_einsum(expression, *tensors, machine=machine, memory_limit=limit)
-            except MemoryLimitError:
-                assert limit < most
-                with pytest.raises(MemoryLimitError, match="is too small for"):
-                    pdgemm.einsum(expression, *tensors, memory_limit=limit)
-            else:
-                assert plan.extra_bytes <= limit
-                checked(expression, arrays, tensors, grid, memory_limit=limit)
-
-
-@pytest.mark.on_ranks(4)
-def test_words_on_two_nodes(comm: Any) -> None:
-    comm = comm.Dup()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PDGEMM_RANKS_PER_NODE", "2")
-        with ProcessGrid(comm) as grid:
-            assert grid.ranks_per_node == 2
-            for _, _, expression, arrays, tensors in drawn_cases([grid], 3000, 4):
-                checked(expression, arrays, tensors, grid)
-    comm.Free()
-
-
 @pytest.mark.on_ranks(2, 3)
 def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: list[Any]) -> None:
     for grid in grids:
@@ -304,7 +135,22 @@ def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: li
             "index 'i' of one operand has the extents 2 and 3": (LayoutError, partial(pdgemm.einsum, "ii->i", A)),
             "einsum 'ij->x' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij->x", A)),
             "einsum 'ij,jk->ik' of shapes": (ArgumentError, partial(pdgemm.einsum, "ij,jk->ik", A)),
-            "einsum ij,jk->ik: out is DistTensor": (LayoutError, partial(pdgemm.einsum, "ij,jk->ik", A, B, out=whole)),
+            "einsum ij,jk->ik: index 'k' has the extents 4 and 2, of out": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij,jk->ik", A, B, out=whole),
+            ),
+            "einsum ij->i: the result has 1 axes, and out the shape (2, 2)": (
+                LayoutError,
+                partial(pdgemm.einsum, "ij->i", A, out=whole),
+            ),
+            "einsum ij->ij: out is a DistMatrix, and not a DistTensor": (
+                TypeError,
+                partial(pdgemm.einsum, "ij->ij", A, out=A.matrix([0])),
+            ),
+            "einsum ij,kj->ik: the result is float64, and out int64": (
+                DTypeError,
+                partial(pdgemm.einsum, "ij,kj->ik", A, A, out=whole.astype(int)),
+            ),
             "but elements of int64 are not multiplied": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", ints, ints)),
             "alpha = 1j is complex, but the result is float64": (
                 DTypeError,
@@ -326,6 +172,10 @@ def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: li
             "the plan was made for": (
                 LayoutError,
                 partial(pdgemm.einsum, "ij->ji", A, optimize=pdgemm.plan_einsum("ij->ij", A)),
+            ),
+            "got axes (1,) of shape (2, 3) and (1,) of shape (3, 4), of extents 3 and 4": (
+                LayoutError,
+                partial(pdgemm.tensordot, A, B, ((1,), (1,))),
             ),
             "got axes (0, 1) of shape (2, 3) and": (LayoutError, partial(pdgemm.tensordot, A, B, ((0, 1), (0,)))),
             "got axes (1,) of shape (2, 3) and (0,) of shape (1, 4)": (
@@ -354,16 +204,6 @@ def test_kinds_of_numbers_are_combined_as_in_numpy(comm: Any, grid: Any) -> None
         expected = np.einsum(expression, *arrays)
         assert result.dtype == expected.dtype
         compare(result, np.asarray(expected), 100.0, 20, np.dtype(expected.dtype))
-
-
-def test_a_plan_is_used_again(grids: list[Any]) -> None:
-    for _, grid, expression, arrays, tensors in drawn_cases(grids, 300, 5):
-        if arrays[0].dtype.kind != "i":
-            plan = pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid))
-            assert plan == pdgemm.plan_einsum(expression, *tensors, machine=machine_of(grid))
-            assert expression in str(plan)
-            result = pdgemm.einsum(expression, *tensors, optimize=plan)
-            compare(result, *reference(expression, arrays), arrays[0].dtype)
 
 
 def test_out_shares_no_memory_with_an_operand(grids: list[Any]) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tiers
-from drawn_tensors import elements, tensor_of
+from drawn_tensors import drawn_key, elements, tensor_of
 
 from pdgemm import DistMatrix, DistTensor
 from pdgemm.errors import ArgumentError
+from pdgemm.grids.tensor_layout import TensorLayout
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 
@@ -38,6 +39,8 @@ def check(result: Any, expected: Any, error: float = 0.0) -> None:
         assert result.shape == expected.shape
         if isinstance(result, DistTensor) and local.size:
             assert np.allclose(local, expected[np.ix_(*result.indices())], error, error, equal_nan=True)
+        if isinstance(result, DistTensor):
+            assert result.report is None or result.report.counted == result.report.predicted
         result = result.allgather()
     assert result.shape == np.shape(expected)
     assert result.dtype == np.asarray(expected).dtype
@@ -71,9 +74,11 @@ def test_elementwise_functions_broadcast_tensors_arrays_matrices_and_numbers(gri
         check(f(X, 3), f(x, 3), 1e-6)
         if np.broadcast_shapes(x.shape, y.shape) == x.shape and f is not np.less:
             out = tensor_of(np.zeros_like(f(x, y)), grid, draw)
+            out = out.copy() if out.unfolding.conjugated else out
             assert f(X, Y, out=out) is out
             check(out, f(x, y), 1e-6)
             if f is not np.hypot:
+                X = X.copy() if X.unfolding.conjugated else X
                 same = X
                 X += Y
                 assert same is X
@@ -130,6 +135,29 @@ def test_reductions_along_any_axes(grids: list[Any]) -> None:
             check(result, expected, error)
 
 
+def test_words_of_moved_operands(grids: list[Any]) -> None:
+    for grid in grids:
+        r, x = len(grid.members), elements((2 * len(grid.members), 3 * len(grid.members), 2), "float64")
+        X, Y = (
+            DistTensor.from_global(x, grid=grid, layout=TensorLayout.even(x.shape, rows, cols, (r, 1), grid.members))
+            for rows, cols in (((0,), (1, 2)), ((1,), (0, 2)))
+        )
+        results = {
+            "add": (X + Y, x + x, 12 * (r - 1)),
+            "out": (np.multiply(X, Y, out=X.copy()), x * x, 12 * (r - 1)),
+            "where": (np.where(X > 0, X, Y), x, 12 * (r - 1)),
+            "mean": (X.mean(0, keepdims=True), x.mean(0, keepdims=True), 6 * (r - 1)),
+            "var": (X.var(0), x.var(0), 18 * (r - 1)),  # two sums, and the mean on all ranks
+            "std": (X.std(0), x.std(0), 18 * (r - 1)),
+            "nothing": (X.std(2), x.std(2), 0),
+        }
+        for name, (result, expected, words) in results.items():
+            check(result, expected, 1e-14)
+            assert (result.report.counted.words_received if result.report else 0) == words * (min(grid.coords) >= 0), (
+                name
+            )
+
+
 def test_reshapes(grids: list[Any]) -> None:
     for draw, grid in drawn(grids, 300, 3):
         shape = drawn_shape(draw, 5)
@@ -154,6 +182,9 @@ def test_reshapes(grids: list[Any]) -> None:
         if x.size and new:
             at = draw.randrange(len(new))
             check(X.reshape([-1 if k == at else n for k, n in enumerate(new)]), x.reshape(new))
+    one = DistTensor.from_global(np.ones((1,) * 4), grid=grids[0], rows=(0,), cols=(1, 2, 3))
+    for ndim in range(5):  # new axes of extent 1, which no axis of the old shape becomes
+        check(one.reshape((1,) * ndim).reshape((1,) * 3), np.ones((1, 1, 1)))
 
 
 def _power(n: int, p: int) -> int:
@@ -184,29 +215,6 @@ def test_axes_are_moved(grids: list[Any]) -> None:
             k = draw.randint(1, len(axes))
             here, there = draw.sample(axes, k), draw.sample(axes, k)
             check(np.moveaxis(X, here, there), np.moveaxis(x, here, there))
-
-
-def drawn_key(draw: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return a key of slices with steps, indices, one list, new axes and at most one ellipsis."""
-    key, lists = list[Any](), 0
-    for n in shape[: draw.randint(0, len(shape))]:
-        kind = draw.randrange(7)
-        ends = [draw.choice((None, draw.randint(-n - 2, n + 2))) for _ in range(2)]
-        if kind == 0 and n:
-            key.append(draw.choice((draw.randrange(n), np.int64(draw.randrange(n)) - n)))
-        elif kind == 1 and not lists:
-            lists = 1
-            key.append([draw.randrange(-n, n) for _ in range(draw.randint(0, 4))] if n else [])
-        elif kind == 2 and not lists:
-            lists = 1
-            key.append(np.array([draw.random() < 0.5 for _ in range(n)], bool))
-        else:
-            key.append(slice(*ends, draw.choice((None, 1, 1, 2, 3, -1, -2))))
-    for _ in range(draw.choice((0, 0, 1, 2))):
-        key.insert(draw.randint(0, len(key)), None)
-    if draw.random() < 0.4:
-        key.append(...)
-    return tuple(key)
 
 
 def test_parts(grids: list[Any]) -> None:
@@ -331,7 +339,12 @@ def test_bad_arguments_raise_the_same_error_on_all_ranks(comm: Any, grids: list[
             "takes one `...`, got": lambda X=X: X[..., ...],
             r"has 3 axes and takes one `...`, got \(0, 0, 0, 0\)": lambda X=X: X[0, 0, 0, 0],
             "may be indexed by a list": lambda X=X: X[[0, 1], [0, 1]],
-            "index -3 is out of range": lambda X=X: X[:, 0, [0, 1]][-3],
+            "axis 0 of a tensor: index -3 is out of range for a dimension of 2": lambda X=X: X[:, 0, [0, 1]][-3],
+            r"axis 1 of a tensor: it is indexed by a number, .* got 1.5": lambda X=X: X[:, 1.5],
+            "axis 2 of a tensor: a mask of 3 indices for a dimension of 4": lambda X=X: X[..., np.ones(3, bool)],
+            "axis 0 of a tensor: a list of indices must have one dimension": lambda X=X: X[np.ones((2, 3), bool)],
+            "a list of indices must have whole numbers or truth values, got float64": lambda X=X: X[[0.5]],
+            "of a tensor: it is indexed by .* got DistTensor": lambda X=X: X[X > 0],
             "no first extents": lambda A=A: A.tensor((5, 2)),
             "must have each of 3 axes once": lambda X=X: X.matrix((0,), (1,)),
             "the extents of a tensor must be >= 0": lambda grid=grid: DistTensor.empty((-1, 2), grid=grid),
