@@ -25,7 +25,7 @@ from pdgemm.tensors import tensor_keys
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_copies import broadcast_to
-from pdgemm.tensors.tensor_joins import as_tensor, moveaxis
+from pdgemm.tensors.tensor_joins import moveaxis, operand_tensor
 from pdgemm.tensors.tensor_keys import ParsedKey, is_list, is_mask, is_whole, parsed_key, with_axes
 from pdgemm.tensors.tensor_lines import cumulative, fetched, in_line, joined, moved, nonzero, owners, stored
 from pdgemm.tensors.tensor_moves import in_layout
@@ -181,7 +181,7 @@ class TensorIndexing(TensorParts):
         extents = [self.shape[x] for x in rest]
         if self._thin(prod(extents)):
             work = Work("T[...]")
-            part = fetched(self, axes, in_line(as_tensor(numbers, self), work), work)
+            part = fetched(self, axes, in_line(operand_tensor(numbers, self), work), work)
         else:
             every = numbers.allgather() if isinstance(numbers, TensorBase) else numbers
             whole = self.transpose([*axes, *rest]).reshape([prod(self.shape[x] for x in axes), *extents])
@@ -226,12 +226,12 @@ class TensorIndexing(TensorParts):
         extents = [part.shape[x] for x in rest]
         if np.ndim(value) or isinstance(value, TensorBase):
             wanted = [*extents[:place], *shape, *extents[place:]]
-            value = as_tensor(value, self)
+            value = operand_tensor(value, self)
             value = moved(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
             value = in_line(value.astype(self.dtype), work, [prod(shape), *extents])
         there = moved(work, part, in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name))
-        stored(there, axes, in_line(as_tensor(numbers, self), work), value, work)
+        stored(there, axes, in_line(operand_tensor(numbers, self), work), value, work)
         if there is not self:
             self._set_basic(basic, there, work)
 
@@ -257,7 +257,7 @@ class TensorIndexing(TensorParts):
             whole = self.reshape([prod(self.shape[: np.ndim(mask)]), *rest])
             return whole._basic([np.flatnonzero(every)])
         work = Work("T[mask]")
-        flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(as_tensor(mask, self), work)
+        flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(operand_tensor(mask, self), work)
         with together(self.grid.comm):
             piece = flat.local[beside(where.local, flat.local)]
         return joined(self, piece, rest, work)
@@ -268,10 +268,10 @@ class TensorIndexing(TensorParts):
             return
         wide = np.expand_dims(mask, tuple(range(np.ndim(mask), self.ndim)))
         if np.ndim(value):
-            numbers = cumulative(as_tensor(mask, self).ravel(), np.add, 0)
+            numbers = cumulative(operand_tensor(mask, self).ravel(), np.add, 0)
             count = int(numbers[-1].allgather())
             wanted = [count, *self.shape[np.ndim(mask) :]]
-            value = as_tensor(value, self)
+            value = operand_tensor(value, self)
             value = moved(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = work.did(value._at([0], [np.maximum(numbers - 1, 0)], 0)).reshape(self.shape) if count else 0
         value = value.astype(self.dtype) if isinstance(value, TensorBase) else value

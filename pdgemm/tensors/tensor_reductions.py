@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, cast
@@ -67,7 +68,7 @@ class TensorReductions(TensorBase):
             return fold.result(_joined(fold, [x.local for x in parts], gone, self), count).astype(dtype)
 
         kinds = [x.dtype for x in nothing] if count else []
-        parts = [self.with_elements(layout, kind, lambda at=at: part(at)) for at, kind in enumerate(kinds)]
+        parts = [self.with_elements(layout, kind, partial(part, at)) for at, kind in enumerate(kinds)]
         if layout.divided_among(gone):
             layout = undivided(layout, gone, self.grid.members)
             parts = [work.did(in_layout(x, layout, name=fold.name)) for x in parts]
