@@ -368,15 +368,27 @@ def _cart(base: MPI.Intracomm, members: Sequence[int], dims: tuple[int, ...]) ->
     return cart
 
 
-_default: list[ProcessGrid] = []  # the grid of all ranks, after the first call of `default_grid`
+_default: list[ProcessGrid] = []  # of `set_default_grid`
+_of_all_ranks: list[ProcessGrid] = []  # after the first call of `default_grid`
 
 
 def default_grid() -> ProcessGrid:
-    """Return the most nearly square grid of all ranks, created at the first call.  Collective over MPI.COMM_WORLD.
+    """Return the grid of `set_default_grid`, or the most nearly square grid of all ranks.
 
-    The grid is reused until the end of the program, and created again if it was freed.  A program that continues with
-    fewer ranks (`pdgemm.resilient`) passes the grid of each step itself.
+    The grid of all ranks is created at the first call, collectively over MPI.COMM_WORLD, is reused until the end of the
+    program, and created again if it was freed.  A program that continues with fewer ranks (`pdgemm.resilient`) passes
+    the grid of each step itself.
     """
-    if not _default or not _default[0].comm:
-        _default[:] = [ProcessGrid()]
-    return _default[0]
+    for grid in (*_default, *_of_all_ranks):
+        if grid.comm:
+            return grid
+    _of_all_ranks[:] = [ProcessGrid()]
+    return _of_all_ranks[0]
+
+
+def set_default_grid(grid: ProcessGrid | None) -> None:
+    """Let functions that get no grid use this one, until it is freed; None: the grid of all ranks.  Local.
+
+    All ranks set the same grid; ranks that are not in its communicator call no function without a grid.
+    """
+    _default[:] = [] if grid is None else [grid.base]

@@ -42,6 +42,7 @@ if _TYPE_CHECKING:
     from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
     from pdgemm.grids.distribution import Distribution as Distribution
     from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
+    from pdgemm.grids.process_grid import set_default_grid as set_default_grid
     from pdgemm.grouped import matmul_grouped as matmul_grouped
     from pdgemm.instrument.report import Report as Report
     from pdgemm.io.streamed.multiply_files import multiply_files as multiply_files
@@ -68,7 +69,7 @@ _NAMES = {  # the public names of each module
     "pdgemm.grouped": ["matmul_grouped"],
     "pdgemm.gemm": ["Plan", "matmul", "pdgemm", "plan"],
     "pdgemm.grids.distribution": ["BlockCyclic", "Distribution"],
-    "pdgemm.grids.process_grid": ["ProcessGrid"],
+    "pdgemm.grids.process_grid": ["ProcessGrid", "set_default_grid"],
     "pdgemm.algorithms.epilogue": ["Epilogue"],
     "pdgemm.algorithms.indexing.routing": ["Routing", "plan_grouped"],
     "pdgemm.algorithms.indexing.selection": ["assign", "select"],

@@ -47,10 +47,10 @@ def as_operands(name: str, inputs: Sequence[Any], out: Any = None) -> tuple[Tens
     like = next((x for x in tensors if x.shape == shape), None)
     layout = like.layout if like is not None else tensors[0].default_layout(shape)
     work = Work(name)
-    return layout, [_as_operand(x, layout, tensors[0], work) for x in inputs], work
+    return layout, [as_operand(x, layout, tensors[0], work) for x in inputs], work
 
 
-def _as_operand(x: Any, layout: TensorLayout, like: Any, work: Work) -> Any:
+def as_operand(x: Any, layout: TensorLayout, like: Any, work: Work) -> Any:
     """Return a number unchanged, any other operand as a matrix of this layout to whose shape it is broadcast."""
     if isinstance(x, DistMatrix):
         x = x.tensor(x.shape)

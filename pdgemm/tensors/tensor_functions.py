@@ -10,9 +10,26 @@ import numpy as np
 
 import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.tensors import tensor_fft, tensor_linalg
 from pdgemm.tensors.broadcast_operands import as_operands
+from pdgemm.tensors.tensor_axes import FUNCTIONS as ALONG_AXES
 from pdgemm.tensors.tensor_base import TensorBase
+from pdgemm.tensors.tensor_copies import (
+    broadcast_to,
+    cross,
+    diagonal,
+    flip,
+    repeat,
+    roll,
+    tile,
+    trace,
+    tril,
+    triu,
+    unstack,
+    vecdot,
+)
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
+from pdgemm.tensors.tensor_sorting import FUNCTIONS as OF_SORTED
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -23,8 +40,8 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply an elementwise function to the unfoldings of tensors in one layout."""
-        if ufunc is np.matmul and method == "__call__":
-            return _matmul(*inputs)
+        if ufunc in _PRODUCTS and method == "__call__":
+            return _PRODUCTS[ufunc](*inputs, **options)
         out = options.pop("out", (None,))[0]
         if method != "__call__":
             raise TypeError(f"numpy.{ufunc.__name__}.{method} is not available for a DistTensor")
@@ -75,22 +92,22 @@ def _as_method(name: str, function: Callable[..., Any], arguments: Any, options:
     return method(*named.values()) if any(x.kind is x.VAR_POSITIONAL for x in takes.values()) else method(**named)
 
 
-def _matmul(a: Any, b: Any) -> Any:
-    """Return products of matrices along the last two axes, as numpy.matmul."""
-    (left, i), (right, k) = (("ij", "i"), ("jk", "k"))
-    if np.ndim(a) == 1:
-        left, i = "j", ""
-    if np.ndim(b) == 1:
-        right, k = "j", ""
-    return pdgemm.einsum(f"...{left},...{right}->...{i}{k}", a, b)
-
-
-_NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "transpose", "reshape", "ravel", "squeeze")
+_PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: tensor_linalg.matmul, np.vecdot: vecdot}
+_NAMES = (
+    *("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "argmin", "argmax", "count_nonzero"),
+    *("transpose", "reshape", "ravel", "squeeze"),
+)
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{x.__name__}": x for x in (concatenate, stack, moveaxis, swapaxes, expand_dims)
+    f"numpy.{x.__name__}": x
+    for x in (
+        *(concatenate, stack, moveaxis, swapaxes, expand_dims),
+        *(flip, roll, tile, repeat, unstack, broadcast_to, tril, triu, diagonal, trace),
+        *(*ALONG_AXES, *OF_SORTED),
+    )
 } | {
+    "numpy.cross": cross,
     "numpy.concat": concatenate,
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,
@@ -98,6 +115,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "numpy.einsum": lambda *x, **options: pdgemm.einsum(*x, **options),
     "numpy.tensordot": lambda *x, **options: pdgemm.tensordot(*x, **options),
 }
+_FUNCTIONS |= {f"numpy.linalg.{x.__name__}": x for x in tensor_linalg.FUNCTIONS}
+_FUNCTIONS |= {f"numpy.fft.{x.__name__}": x for x in tensor_fft.FUNCTIONS}
 # functions of matrices that have one value for each element, or compare all elements
 _ELEMENTWISE = {f"numpy.{name}" for name in ("where", "clip", "round", "around", "isclose", "allclose", "array_equal")}
 _ELEMENTWISE |= {f"numpy.{name}" for name in ("nan_to_num", "real", "imag", "fix", "isneginf", "isposinf")}

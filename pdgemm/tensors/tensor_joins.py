@@ -16,7 +16,6 @@ from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_moves import in_layout
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
@@ -24,8 +23,8 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
 
     axis : None: the elements of all operands as one axis.
     """
-    first = next(x for x in tensors if isinstance(x, TensorBase))
-    tensors = [_as_tensor(x, first) for x in tensors]
+    first: Any = next(x for x in tensors if isinstance(x, TensorBase))
+    tensors = [operand_tensor(x, first) for x in tensors]
     if axis is None:
         return concatenate([x.ravel() for x in tensors])
     with together(first.grid.comm) as arguments:
@@ -36,21 +35,20 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
             raise LayoutError(f"tensors joined along axis {axis} must agree in the other axes, got {shapes}")
         check_one_device("concatenate", tensors)
         dtype = common(*(x.dtype for x in tensors))
-    work, kept = Work("concatenate"), first.default_layout([n for x, n in enumerate(first.shape) if x != at])
-    parts = [in_layout(x, kept.expanded([at], [x.shape[at]]), name="concatenate") for x in tensors]
-    layout = kept.expanded([at], [sum(x.shape[at] for x in tensors)])
-    result = first.with_elements(layout, dtype, lambda: np.concatenate([x.local for x in parts], axis=at))
-    for x, part in zip(tensors, parts):
-        if part is not x:
-            work.did(part)
+    shape = [sum(x.shape[at] for x in tensors) if axis == at else n for axis, n in enumerate(first.shape)]
+    result = type(first).empty(shape, grid=first.grid, dtype=dtype, device=first.device)
+    work, ends = Work("concatenate"), np.cumsum([x.shape[at] for x in tensors]).tolist()
+    for x, end in zip(tensors, ends):
+        result[(*(slice(None),) * at, slice(end - x.shape[at], end))] = x
+        work.did(result)
     work.reported(result.unfolding, 1)
     return result
 
 
 def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Return tensors of one shape joined along a new axis, as numpy.stack.  Collective."""
-    first = next(x for x in tensors if isinstance(x, TensorBase))
-    tensors = [_as_tensor(x, first) for x in tensors]
+    first: Any = next(x for x in tensors if isinstance(x, TensorBase))
+    tensors = [operand_tensor(x, first) for x in tensors]
     with together(first.grid.comm) as arguments:
         arguments += ["stack", axis, *(str(x.layout) for x in tensors)]
         if len({x.shape for x in tensors}) != 1:
@@ -59,7 +57,8 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
     return concatenate([x.expanded([at]) for x in tensors], at)
 
 
-def _as_tensor(x: Any, like: Any) -> Any:
+def operand_tensor(x: Any, like: Any) -> Any:
+    """Return a tensor, a matrix or an array as a tensor; an array on the grid and the device of `like`.  Collective."""
     if isinstance(x, DistMatrix):
         return x.tensor(x.shape)
     return x if isinstance(x, TensorBase) else type(like).from_global(x, grid=like.grid, device=like.device)

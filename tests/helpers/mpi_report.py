@@ -17,6 +17,7 @@ import atexit
 import faulthandler
 import functools
 import os
+import random
 import shutil
 import sys
 import threading
@@ -217,6 +218,7 @@ class Session:
         return report
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        random.seed(item.nodeid)  # the same on all ranks: `example()` of hypothesis draws from it
         handle = getattr(getattr(item, "obj", None), "hypothesis", None)
         if handle and not hasattr(handle.inner_test, "in_step"):
             handle.inner_test = self.in_step(handle.inner_test)

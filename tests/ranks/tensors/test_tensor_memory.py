@@ -69,6 +69,10 @@ OPERATIONS: dict[str, Callable[[DistTensor, DistTensor], object]] = {
     "product": lambda A, B: einsum("aebf,efij->abij", A, B),
     "diagonal": lambda A, B: einsum("aabc->abc", A),
     "concatenate": lambda A, B: np.concatenate([A[:, :3], B[:, :5]], 1),
+    "flip": lambda A, B: np.flip(A),
+    "roll": lambda A, B: np.roll(A, (3, 5), (0, 1)),
+    "unstack": lambda A, B: np.unstack(A),
+    "diagonals": lambda A, B: np.diagonal(A, 1, 0, 3),
 }
 
 

@@ -1,0 +1,36 @@
+"""Functions of each element: those that are no universal functions of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pdgemm.array_api.array import Array
+
+
+def real(x: Array, /) -> Array:
+    """Return the real part: a copy, or x itself if it is not complex.  Local."""
+    return x.real
+
+
+def imag(x: Array, /) -> Array:
+    """Return the imaginary part, a copy.  Local."""
+    return x.imag
+
+
+def round(x: Array, /) -> Array:
+    """Return the nearest integers, of two the even one, in the type of x.  Collective."""
+    return np.round(x)  # type: ignore[call-overload]
+
+
+def where(condition: Array, x1: Any, x2: Any, /) -> Array:
+    """Return x1 where the condition holds, else x2, arrays or numbers that are broadcast.  Collective."""
+    return np.where(condition, x1, x2)
+
+
+def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:
+    """Return min(max(x, `min`), `max`) in the type of x, for bounds that are broadcast, or None.  Collective."""
+    result = x if min is None else np.maximum(x, min)
+    result = result if max is None else np.minimum(result, max)
+    return result.astype(x.dtype) if result is x or result.dtype != x.dtype else result
