@@ -128,10 +128,10 @@ def arange(
     first, last = (0, start) if stop is None else (start, stop)
     if all(isinstance(x, (int, np.integer)) for x in (first, last, step)):
         n, signed = len(range(int(first), int(last), int(step))), np.dtype(dtype or np.int64) != np.uint64
-        first, step = (np.uint64(int(x) % 2**64) for x in (first, step))  # modulo 2^64, so that no step overflows
+        begin, each = (np.uint64(int(x) % 2**64) for x in (first, step))  # modulo 2^64, so that no step overflows
 
         def elements(i: np.ndarray) -> np.ndarray:
-            values = first + i.astype(np.uint64) * step
+            values = begin + i.astype(np.uint64) * each
             return values.view(np.int64) if signed else values
 
         return _new(n, np.int64 if dtype is None else dtype, device, elements)
