@@ -38,11 +38,11 @@ def in_line(T: Any, work: Work, shape: Sequence[int] | None = None) -> Any:
 
     work : records the moves.   shape : by default one axis.
     """
-    flat = moved(work, T, T.reshape([T.size] if shape is None else shape))
-    return moved(work, flat, in_layout(flat, line_layout(flat.shape, T.grid.members), name=work.name))
+    flat = recorded(work, T, T.reshape([T.size] if shape is None else shape))
+    return recorded(work, flat, in_layout(flat, line_layout(flat.shape, T.grid.members), name=work.name))
 
 
-def moved(work: Work, old: TensorBase, new: Any) -> Any:
+def recorded(work: Work, old: TensorBase, new: Any) -> Any:
     """Return a tensor in a new layout or shape, and record the move if it has elements of its own.  Local."""
     return new if new.unfolding is old.unfolding else work.did(new)
 
@@ -75,7 +75,7 @@ def deal(rows: Array, sizes: Sequence[int] | np.ndarray, grid: ProcessGrid, work
     return local.reshape(len(local), width), counts  # an idle rank has no columns
 
 
-def joined(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Tensor:
+def of_pieces(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Tensor:
     """Return the tensor of the pieces of all ranks, along their first axis, in the order of the ranks.  Collective.
 
     piece : (k, *extents), with any k on each rank.   T : gives the grid.   `.report` has the words of the work so far.
@@ -136,7 +136,7 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
     If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.
     """
     rest = [x for x in range(T.ndim) if x not in axes]
-    T = moved(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
+    T = recorded(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
     order, _, x, key, requests = _requested(T, axes, numbers, work)
     shape = [T.shape[axis] for axis in rest]
     rows, _ = deal(x[key].reshape(len(key[0]), prod(shape)), requests, T.grid, work)
@@ -160,7 +160,7 @@ def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, 
         x[key] = value
 
 
-def nonzero(T: Tensor) -> tuple[Tensor, ...]:
+def places_of_nonzero(T: Tensor) -> tuple[Tensor, ...]:
     """Return the indices along each axis of the elements that are not 0, in their order, on a line.  Collective."""
     if not T.ndim:
         raise ArgumentError("nonzero takes a tensor of at least one axis")
@@ -169,7 +169,7 @@ def nonzero(T: Tensor) -> tuple[Tensor, ...]:
     with together(T.grid.comm):
         start = flat.layout.first[0].to_global(0, max(flat.grid.coords[0], 0))
         piece = np.flatnonzero(to_host(flat.local)) + start
-    numbers: Any = joined(T, piece, (), work)
+    numbers: Any = of_pieces(T, piece, (), work)
     every = [numbers // max(1, prod(T.shape[axis + 1 :])) % max(1, n) for axis, n in enumerate(T.shape)]
     for places in every:
         work.reported(places.unfolding, 1)

@@ -15,9 +15,9 @@ from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.folds import widened
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
+from pdgemm.tensors.indexing.tensor_lines import cumulative, deal, in_line, of_rows, places_of_nonzero, stored
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import as_tensor, concatenate
-from pdgemm.tensors.tensor_lines import cumulative, deal, in_line, nonzero, of_rows, stored
 from pdgemm.tensors.tensor_moves import in_layout
 
 
@@ -41,6 +41,7 @@ def argsort(x: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = No
 
 
 def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
+    """Return sorted elements; with `places`, the indices that sort them.  Collective."""
     name = "argsort" if places else "sort"
     if axis is None:
         return _ordered(a.ravel(), 0, descending, places)
@@ -166,7 +167,7 @@ def distinct(T: Any, equal_nan: bool = False) -> Distinct:
     if equal_nan and T.dtype.kind in "fc":
         changes = changes & ((ordered[1:] == ordered[1:]) | (ordered[:-1] == ordered[:-1]))
     new = concatenate([np.ones(min(T.size, 1), bool), changes])
-    starts = nonzero(new)[0]
+    starts = places_of_nonzero(new)[0]
     counts = concatenate([starts[1:], np.full(min(T.size, 1), T.size)]) - starts
     values, indices = (work.did(x[new]) for x in (ordered, order))
     inverse = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64), work)
