@@ -103,8 +103,7 @@ def _matmul(a: Any, b: Any) -> Any:
 
 _PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: _matmul, np.vecdot: vecdot}
 _NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "transpose", "reshape", "ravel", "squeeze")
-_METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
-_METHODS |= {f"numpy.{name}": name for name in ("argmin", "argmax", "count_nonzero")}
+_METHODS = {f"numpy.{x}": x for x in (*_NAMES, "copy", "astype", "argmin", "argmax", "count_nonzero")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"numpy.{x.__name__}": x

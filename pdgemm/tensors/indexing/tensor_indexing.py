@@ -232,8 +232,8 @@ class TensorIndexing(TensorParts):
         if len(keys) != 1 or not is_mask(mask := keys[0]):
             return False
         with together(self.grid.comm) as arguments:
-            arguments += ["T[mask]", np.shape(mask), str(self.layout)]
-            arguments += [] if isinstance(mask, TensorBase) else [described_elements(np.asarray(mask))]
+            same = isinstance(mask, TensorBase) or described_elements(np.asarray(mask))
+            arguments += ["T[mask]", np.shape(mask), str(self.layout), same]
             tensor_keys.check_mask(np.shape(mask), self.shape)
         return True
 
@@ -243,7 +243,7 @@ class TensorIndexing(TensorParts):
             count = int(mask.allgather() if isinstance(mask, TensorBase) else mask)
             return self.expanded([0])._basic([np.zeros(count, np.int64)])
         rest = self.shape[np.ndim(mask) :]
-        if not prod(mask.shape) or prod(rest) >= len(self.grid.members):  # the mask is as long as a rank's elements
+        if not prod(mask.shape) or prod(rest) >= len(self.grid.members):  # or a short mask
             every = (mask.allgather() if isinstance(mask, TensorBase) else mask).reshape(-1)
             whole = self.reshape([prod(self.shape[: np.ndim(mask)]), *rest])
             return whole._basic([np.flatnonzero(every)])
@@ -274,7 +274,7 @@ class TensorIndexing(TensorParts):
 
 
 def _keys(key: Any) -> list[Any]:
-    """Return the parts of a key, lists and ranges as arrays, and integer tensors without axes as numbers.  Collective."""
+    """Return the parts of a key, lists and ranges as arrays, integer tensors without axes as numbers.  Collective."""
     keys = list(key) if isinstance(key, tuple) else [key]
     keys = [np.asarray(x, None if len(x) else np.int64) if isinstance(x, (list, range)) else x for x in keys]
     numbers = [isinstance(x, TensorBase) and not x.ndim and x.dtype.kind in "iu" for x in keys]

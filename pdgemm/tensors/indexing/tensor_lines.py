@@ -84,8 +84,7 @@ def of_pieces(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Te
     start, total = comm.exscan(length) or 0, comm.allreduce(length)
     layout = line_layout((total, *extents), T.grid.members)
     window = layout.first[0].window(start, start + length)
-    sizes = [window.count(part) for part in range(window.parts)]
-    rows, _ = deal(piece.reshape(length, prod(extents)), sizes, T.grid, work)
+    rows, _ = deal(piece.reshape(length, prod(extents)), [*map(window.count, range(window.parts))], T.grid, work)
     result = of_rows(T, layout, rows)
     work.reported(result.unfolding, 1)
     return result

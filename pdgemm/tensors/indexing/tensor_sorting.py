@@ -142,9 +142,8 @@ def isin(
         result = searchsorted(among, element, "right") > searchsorted(among, element, "left")
         return (result & (element == element)) != invert
     with together(element.grid.comm) as arguments:
-        tested = np.asarray(test_elements)
-        arguments += ["isin", described_elements(tested), invert]
-    act = lambda: np.isin(to_host(element.local), tested, invert=invert)  # noqa: E731
+        arguments += ["isin", described_elements(np.asarray(test_elements)), invert]
+    act = lambda: np.isin(to_host(element.local), test_elements, invert=invert)  # noqa: E731
     return element.with_elements(element.layout, np.dtype(bool), act)
 
 
