@@ -130,7 +130,7 @@ class TensorIndexing(TensorParts):
                 if axis in parsed.picks or n != m:
                     indices = np.asarray(parsed.picks.get(axis, range(n)))
                     last = last_of_each(indices)
-                    pairs[axis] = IndexPairs(last if m > 1 else 0 * last, indices[last])
+                    pairs[axis] = IndexPairs(0 * last if m == 1 else last, indices[last])
             work.did(in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding))
             return
         else:
@@ -140,7 +140,7 @@ class TensorIndexing(TensorParts):
                 _, key[axis], mine = np.intersect1d(places[axis], np.asarray(indices)[last], True, True)
                 places[axis] = last[mine]
             if np.ndim(value):
-                value = value[np.ix_(*(x if n > 1 else [0] for x, n in zip(places, value.shape)))]
+                value = value[np.ix_(*([0] if n == 1 else x for x, n in zip(places, value.shape)))]
         with together(self.grid.comm):
             if self.local.size:
                 self._set_local(key, value)
