@@ -34,7 +34,7 @@ from pdgemm.matrix.argument_checks import (
     last_may_be_missing,
 )
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import all_shared, shared_or_sent
+from pdgemm.matrix.local_arrays import all_shared, is_readable, shared_or_sent
 from pdgemm.names import AlgorithmName, ComputeType, DType, MoverName, Protection, Transpose
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.planner import considered, explain, fit, fits_in_memory, plan_product
@@ -163,16 +163,17 @@ def carried_out(
     """Compute C := alpha op(A) op(B) + beta C, or only `options.triangle` of C.  Collective over the ranks of A."""
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
 
-    def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, bool]:
-        """Return operands, beta, the product, and whether any rank passed `progress`.  Collective.
+    def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, int]:
+        """Return operands, beta, the product, and what any rank has: 2 `progress`, 1 an unreadable new C.  Collective.
 
         The product is a `Prepared`; if a program is planned on this grid, it is only a plan, and nothing runs.
         """
         agreement = together(comm, check)
         with agreement as description:
-            agreement.flag = progress is not None
             check_alpha(alpha)
             operands = form.operands(alpha, A, B, beta, C)
+            unreadable = operands.new_result and comm.size > 1 and not is_readable(operands.C.stored, operands.C.grid)
+            agreement.flag = int(unreadable) if progress is None else 2
             plan, scalars = _planned(operands, alpha, beta, options, shared)
             description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
             description += [options.epilogue.described()] if options.epilogue else []
@@ -180,15 +181,15 @@ def carried_out(
             agreement.check |= plan.needs_node_memory  # which may be exhausted on some ranks
             workspace = None if operands.A.grid.draft else Workspace(plan, operands.A, operands.B)
         product = Prepared(plan, scalars[0], operands, workspace, options.epilogue) if workspace else plan
-        return operands, scalars[1], product, check and bool(agreement.flag)
+        return operands, scalars[1], product, agreement.flag
 
-    operands, beta, product, notifies = shared_or_sent(comm, set_up, required=options.mover != AUTO)
+    operands, beta, product, most = shared_or_sent(comm, set_up, required=options.mover != AUTO)
     if isinstance(product, ProductPlan):
         operands.A.grid.draft.add("C", product)
     else:
-        product.run(beta, start, progress, notifies)
+        product.run(beta, start, progress, agreed=check and most == 2)
     if operands.new_result and comm.size > 1:
-        operands.C.shared = all_shared(operands.C.stored, operands.C.grid)
+        operands.C.shared = not most if check and most < 2 else all_shared(operands.C.stored, operands.C.grid)
     return operands.C
 
 

@@ -48,6 +48,8 @@ from numpy import (
 from pdgemm.array_api.statistics_functions import (
     all as all, any as any, max as max, mean as mean, min as min, prod as prod, std as std, sum as sum, var as var,
 )  # fmt: skip
+from pdgemm.array_api import fft as fft, linalg as linalg
+from pdgemm.array_api.linalg import matmul as matmul, tensordot as tensordot, vecdot as vecdot
 from pdgemm.tensors.indexing.tensor_sorting import argsort as argsort, sort as sort
 
 __array_api_version__ = "2025.12"

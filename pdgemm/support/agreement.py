@@ -46,12 +46,15 @@ class together:
     check : False where the caller guarantees equal arguments without errors: nothing is compared, and an exception is
             raised only on this rank.  It may be set to True in the block, on all ranks.
     flag  : set it in the block to True or a number; after the block it is the maximum over all ranks.
+    later : where this rank has no exception, the next agreement over `comm` compares the arguments of this block, too.
+            The caller sends nothing before that one, and calls `agree_if_later` where there may be none.
     """
 
-    __slots__ = ("_arguments", "_comm", "check", "flag")
+    __slots__ = ("_arguments", "_comm", "_later", "check", "flag")
 
-    def __init__(self, comm: MPI.Comm, check: bool = True) -> None:
-        self._comm, self.check, self._arguments, self.flag = comm, check, list[object](), int(False)
+    def __init__(self, comm: MPI.Comm, check: bool = True, later: bool = False) -> None:
+        self._comm, self.check, self._later = comm, check, later
+        self._arguments, self.flag = list[object](), int(False)
 
     def __enter__(self) -> list[object]:
         check_not_freed(self._comm)
@@ -67,7 +70,10 @@ class together:
                     description = ", ".join(map(str, self._arguments))
                 except Exception as bad:  # Python converts no integer of more than 4300 digits
                     error = ArgumentError(f"an argument cannot be written: {bad}")
-            self.flag = agree(self._comm, error, description, self.flag)
+            if self._later and error is None and self._comm.size > 1:
+                this_rank.counters[self._comm.handle].later += f"{description}, "
+            else:
+                self.flag = agree(self._comm, error, description, self.flag)
 
 
 def agree(comm: MPI.Comm, error: BaseException | None = None, description: str = "", flag: int = False) -> int:
@@ -84,6 +90,8 @@ def agree(comm: MPI.Comm, error: BaseException | None = None, description: str =
     check_not_freed(comm)
     if comm.size == 1 and error is None:
         return flag
+    counter = this_rank.counters[comm.handle]
+    description, counter.later = counter.later + description, ""
     description = _ADDRESS.sub("", description)
     digest = int.from_bytes(hashlib.blake2b(description.encode(errors="surrogatepass"), digest_size=7).digest(), "big")
     lowest = np.array([comm.size if error is None else comm.rank, digest, -digest, -flag])
@@ -101,6 +109,12 @@ def agree(comm: MPI.Comm, error: BaseException | None = None, description: str =
     if lowest[1] != -lowest[2]:
         raise _of_all(comm, ArgumentError(_disagreement(comm.allgather(description))))
     return -int(lowest[3])
+
+
+def agree_if_later(comm: MPI.Comm) -> None:
+    """Compare the arguments of a block `together(comm, later=True)`, if no agreement has compared them.  Collective."""
+    if this_rank.counters[comm.handle].later:
+        agree(comm)
 
 
 def described_elements(*arrays: np.ndarray) -> str:

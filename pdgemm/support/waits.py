@@ -45,7 +45,7 @@ class CheckCounter:
     processes : for each rank, the namespace and the number of its process; the namespace is "" where it is unknown.
     """
 
-    __slots__ = ("agreed", "left", "processes", "question_comm", "questioned", "raised", "reached", "skipped")
+    __slots__ = ("agreed", "later", "left", "processes", "question_comm", "questioned", "raised", "reached", "skipped")
 
     def __init__(self) -> None:
         self.question_comm: MPI.Intracomm | None = None
@@ -53,6 +53,7 @@ class CheckCounter:
         self.reached = self.agreed = self.raised = 0  # checks, agreements among them, and checks that raised
         self.skipped = 0  # the number of the last check that this rank skipped, with check=False
         self.questioned = -inf  # time.monotonic() of the last question of a lower rank about the check reached last
+        self.later = ""  # arguments that the next agreement compares
         self.left = set[int]()  # ranks that have told this rank that they leave the program
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pdgemm.algorithms.product_options import FullProduct, Operands, ProductOptions
 from pdgemm.batched import matmul_batched
 from pdgemm.errors import DTypeError, LayoutError
+from pdgemm.gemm import carried_out
+from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -18,14 +23,23 @@ from pdgemm.matrix.argument_checks import as_scalar, check_result
 from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.planning.tensors.contractions import ELEMENTWISE, LOOP, PRODUCT, STACK, Contraction
-from pdgemm.planning.tensors.einsum_plan import DIAGONAL, SUM, EinsumPlan, Single, machine_beneath, plan_of
+from pdgemm.matrix.local_arrays import new_array
+from pdgemm.planning.tensors.contractions import ELEMENTWISE, STACK, Contraction, aligned_layout
+from pdgemm.planning.tensors.einsum_plan import (
+    Diagonal,
+    EinsumPlan,
+    Joint,
+    Move,
+    Single,
+    machine_beneath,
+    plan_of,
+    sums_dtype,
+)
 from pdgemm.planning.tensors.expression import Expression, parsed
 from pdgemm.planning.tensors.resources import Resources, TensorValue
-from pdgemm.planning.tensors.tensor_layouts import undivided
-from pdgemm.support.agreement import together
+from pdgemm.support.agreement import agree_if_later, together
 from pdgemm.tensors.dist_tensor import DistTensor
+from pdgemm.tensors.tensor_joins import operand_tensor
 from pdgemm.tensors.tensor_moves import in_layout, spread
 
 
@@ -60,35 +74,31 @@ def einsum(
     known = [x for x in (out, expression, *operands) if isinstance(x, (DistTensor, DistMatrix))]
     if not known:  # opt_einsum contracts intermediate results of one axis, which are arrays
         return alpha * np.einsum(expression, *operands, optimize=True)
-    grid = known[0].grid
-    plan: EinsumPlan | None = None
-    with together(grid.comm) as arguments:
+    grid, work = known[0].grid, Work("einsum", memory_limit=memory_limit)
+    with together(grid.comm, later=True) as arguments:
         expr, tensors = parsed(expression, operands)
         arguments += ["einsum", str(expr), *expr.extents, memory_limit, alpha, beta]
         if out is not None:
             _check_out(expr, out)
-        if all(isinstance(x, DistTensor) for x in tensors):  # one agreement is enough
-            plan = _planned(expr, tensors, out, optimize, memory_limit)
-            arguments.append(plan.description)
-    if plan is None:
-        tensors = [_as_tensor(x, known[0]) for x in tensors]
-        with together(grid.comm) as arguments:
-            plan = _planned(expr, tensors, out, optimize, memory_limit)
-            arguments.append(plan.description)
-    # all ranks have the same numbers, and so the same errors
-    alpha = as_scalar(alpha, plan.result[1].dtype, "alpha")
-    beta = beta if out is None else as_scalar(beta, out.dtype, "beta")
-    if out is not None:  # slices write it before operands are read for the last time
-        with together(grid.comm):
+    like = operand_tensor(known[0], known[0])
+    tensors = [operand_tensor(x, like) for x in tensors]
+    with together(grid.comm, later=True) as arguments:
+        plan = _planned(expr, tensors, out, optimize, memory_limit)
+        arguments.append(plan.description)
+        alpha = as_scalar(alpha, plan.result[1].dtype, "alpha")
+        if out is not None:  # slices write it before operands are read for the last time
+            beta = as_scalar(beta, out.dtype, "beta")
             if not dtypes.can_convert(plan.result[1].dtype, out.dtype):
                 raise DTypeError(f"einsum {expr}: the result is {plan.result[1].dtype}, and out {out.dtype}")
             check_result("out", out.unfolding, {f"operand {at}": x.unfolding for at, x in enumerate(tensors, 1)})
-    work = Work("einsum", memory_limit=memory_limit)
     C = _carried_out(plan, tensors, alpha, beta, out, work)
+    agree_if_later(grid.comm)
     work.reported(C.unfolding, plan.contractions)
     if out is not None:
         return out
     kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
+    if C.dtype == np.int32 and kind.narrow_products:
+        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     return kind(C.unfolding, C.layout)._result()
 
 
@@ -117,67 +127,58 @@ def _planned(
     return plan_of(expr, values, resources, None if out is None else out.layout)
 
 
-def _as_tensor(x: Any, like: DistTensor | DistMatrix) -> DistTensor:
-    """Return a tensor, a matrix or an array as a tensor; an array on the grid and the device of `like`."""
-    if isinstance(x, DistMatrix):
-        return DistTensor.of_matrix(x, x.shape)
-    return x if isinstance(x, DistTensor) else DistTensor.from_global(x, grid=like.grid, device=like.device)
-
-
 def _carried_out(
-    plan: EinsumPlan, tensors: list[DistTensor], alpha: complex, beta: complex, out: DistTensor | None, work: Work
+    plan: EinsumPlan, tensors: list[DistTensor], alpha: Any, beta: complex, out: DistTensor | None, work: Work
 ) -> DistTensor:
     """Return the result of a plan, its axes in the order of the expression's result."""
-    for step in plan.before:
-        tensors[step.at] = _single(step, tensors[step.at], work)
+    for move in plan.before:
+        tensors[move.at] = _single(move, tensors[move.at], work)
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
         at = dict(zip(plan.slices, index))
         terms = [
             x.part({axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}) if at else x
             for x, labels in zip(tensors, plan.expression.inputs)
         ]
-        out, beta = _steps(plan, terms, alpha, beta, out, work), 1
+        for step in plan.steps:
+            if isinstance(step, Joint):
+                last = step is plan.steps[-1]
+                end: tuple[Any, complex, DistTensor | None] = (alpha, beta, out) if last else (1, 0, None)
+                terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], *end, work))
+            else:
+                terms[step.at] = _single(step, terms[step.at], work)
+        if not plan.contractions:
+            order = [plan.result[0].index(x) for x in plan.expression.output]
+            terms = [_added(terms[0].transpose(order), alpha, beta, out, work)]
+        out, beta = terms[-1], 1
     assert out is not None
     return out
-
-
-def _steps(
-    plan: EinsumPlan, terms: list[DistTensor], alpha: Any, beta: complex, out: DistTensor | None, work: Work
-) -> DistTensor:
-    """Return out := alpha times the result of the steps for one index of the slices + beta out."""
-    for step in plan.steps:
-        if isinstance(step, Single):
-            terms[step.at] = _single(step, terms[step.at], work)
-        else:
-            last = len(terms) == plan.remaining
-            scalars: tuple[Any, complex, DistTensor | None] = (alpha, beta, out) if last else (1, 0, None)
-            terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], *scalars, work))
-    if plan.contractions:
-        return terms[-1]
-    labels, _ = plan.result
-    C = terms[plan.remaining].transpose([labels.index(x) for x in plan.expression.output])
-    return _added(C, alpha, beta, out, work)
 
 
 def _added(C: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work) -> DistTensor:
     """Return out := alpha C + beta out; a new tensor if out is None."""
     if out is None:
-        return C * alpha if np.any(alpha != 1) else C.copy()
+        factor = np.asarray(alpha).astype(C.dtype)[()] if C.dtype.kind in "iu" else alpha  # -1 modulo 2^bits
+        return C * factor if alpha != 1 else C.copy()
     work.add(out.unfolding, alpha, _moved(C, out.layout, work).unfolding, beta)
     return out
 
 
+def _moved(x: DistTensor, target: TensorLayout, work: Work) -> DistTensor:
+    y = in_layout(x, target)
+    return y if y is x else work.did(y)
+
+
 def _single(step: Single, x: DistTensor, work: Work) -> DistTensor:
     """Return the result of a step on one tensor."""
-    if step.kind == SUM:
-        y = x.sum(step.axes, keepdims=True)
-        work.did(y)
-        if y.dtype != x.dtype and all(x.shape[axis] == 1 for axis in step.axes):  # no sum of integers
-            y = y.with_elements(y.layout, x.dtype, lambda: y.local)
-        return DistTensor(y.unfolding, y.layout.without(step.axes))
-    gone = step.axes[step.kind == DIAGONAL :]
-    y = _moved(x, undivided(x.layout, gone, x.grid.members), work)
-    return _diagonal(y, step.axes[0], gone) if step.kind == DIAGONAL else y
+    if isinstance(step, Move):
+        return _moved(x, step.target, work)
+    if isinstance(step, Diagonal):
+        return _diagonal(x, step.axes[0], step.axes[1:])
+    y = work.did(x.sum(step.axes, keepdims=True))
+    if y.dtype != (dtype := sums_dtype(x, step.axes)):
+        wide = y
+        y = wide.with_elements(wide.layout, dtype, lambda: wide.local)
+    return DistTensor(y.unfolding, y.layout.without(step.axes))
 
 
 def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
@@ -196,33 +197,71 @@ def _diagonal(x: DistTensor, first: int, others: Sequence[int]) -> DistTensor:
 
 
 def _contracted(
-    plan: Contraction, A: DistTensor, B: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work
+    x: Contraction, A: DistTensor, B: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work
 ) -> DistTensor:
     """Return out := alpha A B + beta out, moved and multiplied as planned; a new tensor if out is None."""
-    chosen, pair, dtype = plan.chosen, plan.pair, dtypes.product(A.dtype, B.dtype)
-    if chosen.way == ELEMENTWISE:
-        wide = [_aligned(x, labels, pair.c) for x, labels in ((A, pair.a), (B, pair.b))]
-        a, b = (x if y is x else work.did(y) for x, y in ((x, spread(x, chosen.C)) for x in wide))
-        inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
-        product = lambda: inner.type(alpha) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
-        C = A.with_elements(chosen.C, dtype, product)
-        return C if out is None else _added(C, 1, beta, out, work)
-    A, B = (_moved(x, to, work) for x, to in ((A, chosen.A), (B, chosen.B)))
-    empty = 0 in (*plan.mnk, plan.extent(chosen.batch))
-    in_place = out is not None and out.layout == chosen.C and chosen.way == PRODUCT and not empty
-    C = out if out is not None and in_place else DistTensor._allocated(chosen.C, A.grid, dtype, A.device)
-    if empty:
-        C.unfolding.fill(0)
-    elif chosen.way == STACK:
-        _stacked(plan, A, B, alpha, C)
-    elif chosen.way == LOOP:
-        _looped(plan, A, B, alpha, C, work)
+    if x.way == ELEMENTWISE:
+        C = _elementwise(x, A, B, alpha, work)
     else:
-        moved = {name for _, stage in plan.stages if isinstance(stage, ProductPlan) for name, _ in stage.moves}
-        A, B = (_readable(x) if name in moved else x for name, x in (("A", A), ("B", B)))
-        X, Y, Z = (_matrix(x, labels, rows) for x, labels, rows in zip((A, B, C), pair, chosen.row_labels))
-        work.product(alpha, X, Y, beta if in_place else 0, Z, **plan.request._asdict())
-    return C if out is None or in_place else _added(C, 1, beta, out, work)
+        A, B = _moved(A, x.A, work), _moved(B, x.B, work)
+        if not prod(x.mnk) * x.items:
+            dtype = dtypes.product(A.dtype, B.dtype)
+            C = DistTensor.zeros(x.C.shape, layout=x.C, grid=A.grid, dtype=dtype, device=A.device)
+        elif x.way == STACK:
+            C = _stacked(x, A, B, alpha)
+        elif x.batch:
+            C = _one_by_one(x, A, B, alpha, work)
+        elif out is not None and out.layout == x.C:
+            return _product(x, A, B, alpha, beta, out, work)
+        else:
+            C = _product(x, A, B, alpha, 0, None, work)
+    return C if out is None else _added(C, 1, beta, out, work)
+
+
+def _elementwise(x: Contraction, A: DistTensor, B: DistTensor, alpha: Any, work: Work) -> DistTensor:
+    """Return alpha A B, the product of elements that are broadcast."""
+    parts = []
+    for y, labels in ((A, x.pair.a), (B, x.pair.b)):
+        wide = DistTensor(y.unfolding, aligned_layout(y.layout, labels, x.pair.c))
+        part = spread(wide, x.C)
+        parts.append(part if part is wide else work.did(part))
+    a, b = parts
+    dtype = dtypes.product(A.dtype, B.dtype)
+    inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
+    product = lambda: np.asarray(alpha).astype(inner) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
+    return A.with_elements(x.C, dtype, product)
+
+
+class _InLayout(NamedTuple):
+    """The form of a product whose new result is the matrix of a tensor of this layout, or the transpose."""
+
+    layout: TensorLayout
+    grid: ProcessGrid
+    transposed: bool
+
+    def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
+        """Return the operands after checking that they fit; C is allocated if it is None.  Local."""
+        new = C is None
+        if C is None:
+            there, matrix = self.grid.reshaped(self.layout.grid_shape, self.layout.rank_map), self.layout.matrix
+            dtype, device = dtypes.product(A.dtype, B.dtype), devices.of(A.stored)
+            C = DistMatrix(new_array(matrix.local_shape(there.coords), dtype, "C", there, device), there, matrix, "C")
+            C = C.T if self.transposed else C
+        return FullProduct("N", "N").operands(alpha, A, B, beta, C)._replace(new_result=new)
+
+
+def _product(
+    x: Contraction, A: DistTensor, B: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work
+) -> DistTensor:
+    """Return out := alpha A B + beta out, one product of matrices; a new tensor if out is None."""
+    operands = (_readable(y) if name in x.redistributed else y for name, y in (("A", A), ("B", B)))
+    X, Y = (y.unfolding.T if turned else y.unfolding for y, turned in zip(operands, x.transposed))
+    Z = None if out is None else out.unfolding.T if x.transposed[2] else out.unfolding
+    options = ProductOptions(**x.request._asdict(), memory_limit=work.memory_limit)
+    form = _InLayout(x.C, A.grid.base, x.transposed[2])
+    Z = work.did(carried_out(form, alpha, X, Y, beta, Z, options))
+    work.products += 1
+    return DistTensor(Z.T if x.transposed[2] else Z, x.C) if out is None else out
 
 
 def _readable(x: DistTensor) -> DistTensor:
@@ -232,54 +271,37 @@ def _readable(x: DistTensor) -> DistTensor:
     return x.with_elements(x.layout, x.dtype, lambda: x.local)
 
 
-def _matrix(x: DistTensor, labels: tuple[str, ...], rows: tuple[str, ...]) -> DistMatrix:
-    """Return the unfolding with these rows, or its transpose."""
-    held = tuple(labels[axis] for axis in x.layout.rows)
-    return x.unfolding if held == rows else x.unfolding.T
-
-
-def _moved(x: DistTensor, target: Any, work: Work) -> DistTensor:
-    y = in_layout(x, target)
-    return y if y is x else work.did(y)
-
-
-def _aligned(x: DistTensor, labels: tuple[str, ...], c: tuple[str, ...]) -> DistTensor:
-    """Return a tensor with its axes in the order of the labels `c`, and new axes of extent 1 for other labels."""
-    x = x.transpose([labels.index(y) for y in c if y in labels])
-    return x.expanded([at for at, y in enumerate(c) if y not in labels])
-
-
-def _stacked(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: DistTensor) -> None:
-    """Compute C := alpha A B, each item of the batch on the rank that has it.  Nothing is sent."""
-    comm, (m, n, k), width = C.grid.comm, plan.mnk, C.unfolding.distribution
-    each = plan.extent(plan.chosen.rows)
+def _stacked(x: Contraction, A: DistTensor, B: DistTensor, alpha: complex) -> DistTensor:
+    """Return alpha A B, each item of the batch on the rank that has it.  Nothing is sent."""
+    C = DistTensor._allocated(x.C, A.grid, dtypes.product(A.dtype, B.dtype), A.device)
+    comm, (m, n, k), width = C.grid.comm, x.mnk, C.unfolding.distribution
+    each = x.extent(x.rows)
     counts = [width.local_shape(C.grid.coords_of(rank))[0] // each for rank in range(comm.size)]
     owner = np.repeat(np.arange(comm.size), counts)
     stacks = []
-    for x, shape in ((A, (m, k)), (B, (k, n)), (C, (m, n))):
-        items = x.unfolding.local.reshape(counts[comm.rank], *shape)
+    for y, shape in ((A, (m, k)), (B, (k, n)), (C, (m, n))):
+        items = y.unfolding.local.reshape(counts[comm.rank], *shape)
         shapes = np.tile(np.array(shape), (len(owner), 1))
-        stacks.append(Batch(items, shapes, owner.copy(), x.dtype, comm, devices.of(items)))
+        stacks.append(Batch(items, shapes, owner.copy(), y.dtype, comm, devices.of(items)))
     matmul_batched(*stacks, alpha=alpha, check=C.device != devices.HOST)
+    return C
 
 
-def _looped(plan: Contraction, A: DistTensor, B: DistTensor, alpha: complex, C: DistTensor, work: Work) -> None:
-    """Compute C := alpha A B, one index of the batch after the other, on all ranks."""
-    chosen, pair = plan.chosen, plan.pair
-    axes = [[labels.index(y) for y in chosen.batch] for labels in pair]
-    left = [tuple(y for y in labels if y not in chosen.batch) for labels in pair]
-    parts = [
-        DistTensor._allocated(x.layout.without(gone), x.grid, x.dtype, x.device) for x, gone in zip((A, B, C), axes)
-    ]
-    X, Y, Z = (_matrix(*x) for x in zip(parts, left, chosen.row_labels))
-    for index in np.ndindex(*(plan.extents[y] for y in chosen.batch)):
-        keys = [_place(x.ndim, gone, index) for x, gone in zip((A, B, C), axes)]
-        for part, x, key in zip(parts[:2], (A, B), keys):
+def _one_by_one(x: Contraction, A: DistTensor, B: DistTensor, alpha: complex, work: Work) -> DistTensor:
+    """Return alpha A B, one product of all ranks for each index of the batch."""
+    one, Z = x.item, None
+    C = DistTensor._allocated(x.C, A.grid, dtypes.product(A.dtype, B.dtype), A.device)
+    X, Y = (DistTensor._allocated(to, y.grid, y.dtype, y.device) for to, y in ((one.A, A), (one.B, B)))
+    axes = [[labels.index(y) for y in x.batch] for labels in x.pair]
+    for index in np.ndindex(*(x.extent((y,)) for y in x.batch)):
+        keys = [_place(y.ndim, gone, index) for y, gone in zip((A, B, C), axes)]
+        for part, y, key in zip((X, Y), (A, B), keys):
             if part.local.size:  # an idle rank has no index of the batch
-                set_broadcast(part.local, x.local[key])
-        work.product(alpha, X, Y, 0, Z, **plan.request._asdict())
-        if parts[2].local.size:
-            set_broadcast(C.local[keys[2]], parts[2].local)
+                set_broadcast(part.local, y.local[key])
+        Z = _product(one, X, Y, alpha, 0, Z, work)
+        if Z.local.size:
+            set_broadcast(C.local[keys[2]], Z.local)
+    return C
 
 
 def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
     axis : None: the elements of all operands as one axis.
     """
     first: Any = next(x for x in tensors if isinstance(x, TensorBase))
-    tensors = [as_tensor(x, first) for x in tensors]
+    tensors = [operand_tensor(x, first) for x in tensors]
     if axis is None:
         return concatenate([x.ravel() for x in tensors])
     with together(first.grid.comm) as arguments:
@@ -48,7 +48,7 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
 def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Return tensors of one shape joined along a new axis, as numpy.stack.  Collective."""
     first: Any = next(x for x in tensors if isinstance(x, TensorBase))
-    tensors = [as_tensor(x, first) for x in tensors]
+    tensors = [operand_tensor(x, first) for x in tensors]
     with together(first.grid.comm) as arguments:
         arguments += ["stack", axis, *(str(x.layout) for x in tensors)]
         if len({x.shape for x in tensors}) != 1:
@@ -57,7 +57,7 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
     return concatenate([x.expanded([at]) for x in tensors], at)
 
 
-def as_tensor(x: Any, like: Any) -> Any:
+def operand_tensor(x: Any, like: Any) -> Any:
     """Return a tensor, a matrix or an array as a tensor; an array on the grid and the device of `like`.  Collective."""
     if isinstance(x, DistMatrix):
         return x.tensor(x.shape)

@@ -54,7 +54,7 @@ def test_contractions(comm: Any) -> None:
 def test_one_product_after_the_other(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch whose products are divided among all ranks."""
     every = contractions._candidates
-    monkeypatch.setattr(contractions, "_candidates", lambda *x: (y for y in every(*x) if y.way == contractions.LOOP))
+    monkeypatch.setattr(contractions, "_candidates", lambda *x: (y for y in every(*x) if y.way == contractions.PRODUCT))
     caches = contractions.contraction, einsum_plan._plan
     for cache in caches:
         cache.cache_clear()

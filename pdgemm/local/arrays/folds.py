@@ -141,7 +141,7 @@ def first(name: str, find: Callable[..., Array], best: Callable[..., Array], bet
     return Fold(name, local, join, lambda parts, n: parts[1], words=2, most=READ, indexed=True)
 
 
-def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
+def variance(name: str, ddof: float, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
     """Return the reduction to a variance, joined as by Chan, Golub & LeVeque (1979)."""
 
     def local(x: Array, axis: int, _: np.ndarray) -> Parts:

@@ -4,7 +4,7 @@ A contraction C[..] := sum A[..] B[..] is a product of matrices.  The rows of A'
 has, its columns those that are summed; the rows of B's matrix are those that are summed, its columns those that only B
 has.  An operand whose layout does not have these groups of axes is moved first.  Indices that A, B and C have are a
 batch: either each rank has whole matrices of a part of the batch ("stack"), or all ranks form one product after the
-other ("loop").  Without sums, where one operand has all indices, elements are multiplied ("elementwise").
+other.  Without sums, where one operand has all indices, elements are multiplied ("elementwise").
 No MPI, no data.
 """
 
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError
-from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.layout_text import IDEAL
@@ -31,13 +30,13 @@ from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.program import Stage
 from pdgemm.planning.question import Question
 from pdgemm.planning.tensors.expression import Labels
-from pdgemm.planning.tensors.resources import Resources, TensorValue
+from pdgemm.planning.tensors.resources import Costs, Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, grids_of
-from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, spread_layout
+from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, spread_layout
 from pdgemm.schedules.formulas import lower_bound
 
 ANY_ALGORITHM = AlgorithmRequest("auto", None, None)
-PRODUCT, STACK, LOOP, ELEMENTWISE = "product", "stack", "loop", "elementwise"
+PRODUCT, STACK, ELEMENTWISE = "product", "stack", "elementwise"
 
 
 class Pair(NamedTuple):
@@ -63,35 +62,16 @@ class Pair(NamedTuple):
         return f"{','.join(map(''.join, (self.a, self.b)))}->{''.join(self.c)}"
 
 
-class Way(NamedTuple):
-    """A way to contract two tensors.
-
-    way     : "product", "stack", "loop" or "elementwise".
-    A, B, C : the layouts in which they are contracted; A and B are moved to them if they have others.
-    rows, inner, cols : the labels of the rows of A's matrix, of its columns and of the columns of B's matrix, in order.
-    batch   : the labels of the batch, in order.   request : the algorithm of the product.
-    """
-
-    way: str
-    A: TensorLayout
-    B: TensorLayout
-    C: TensorLayout
-    rows: Labels
-    inner: Labels
-    cols: Labels
-    batch: Labels = ()
-    request: AlgorithmRequest = ANY_ALGORITHM
-
-    @property
-    def row_labels(self) -> tuple[Labels, Labels, Labels]:
-        """The labels of the rows of the matrices of A, B and C."""
-        return self.rows, self.inner, self.rows
-
-
 @dataclass(frozen=True)
 class Contraction:
-    """The contraction of two tensors as a value.
+    """A way to contract two tensors, as a value.
 
+    way     : "product": of matrices, one after the other for each index of the batch; "stack": each rank multiplies the
+              matrices of some indices of the batch; or "elementwise".
+    A, B, C : the layouts in which they are contracted; A and B are moved to them if they have others.
+    rows, inner, cols : the labels of the rows of A's matrix, of its columns and of the columns of B's matrix, in order.
+    batch   : the labels of the batch, in order.
+    request : the algorithm and the grid of its products.
     size    : the number of ranks.
     stages  : the moves and the products by the name of the tensor, as in a `Program`.
     seconds : the predicted time.
@@ -99,30 +79,54 @@ class Contraction:
     """
 
     pair: Pair
-    chosen: Way
+    way: str
+    A: TensorLayout
+    B: TensorLayout
+    C: TensorLayout
+    rows: Labels
+    inner: Labels
+    cols: Labels
+    batch: Labels
     size: int
-    stages: tuple[tuple[str, Stage], ...]
-    seconds: float
-    extra_bytes: int
+    request: AlgorithmRequest = ANY_ALGORITHM
+    stages: tuple[tuple[str, Stage], ...] = ()
+    seconds: float = 0.0
+    extra_bytes: int = 0
 
     @cached_property
-    def extents(self) -> dict[str, int]:
-        return dict(zip(self.pair.a + self.pair.b, self.chosen.A.shape + self.chosen.B.shape))
+    def transposed(self) -> tuple[bool, bool, bool]:
+        """Whether the matrices of A, B and C are the transposes of their unfoldings."""
+        sides = zip(self.pair, (self.A, self.B, self.C), (self.rows, self.inner, self.rows))
+        a, b, c = (tuple(labels[axis] for axis in x.rows) != rows for labels, x, rows in sides)
+        return a, b, c
+
+    @cached_property
+    def item(self) -> Contraction:
+        """The contraction for one index of the batch."""
+        pair = Pair(*(tuple(y for y in labels if y not in self.batch) for labels in self.pair))
+        sides = zip(self.pair, (self.A, self.B, self.C))
+        A, B, C = (x.without([labels.index(y) for y in self.batch]) for labels, x in sides)
+        return replace(self, pair=pair, A=A, B=B, C=C, batch=())
 
     def extent(self, labels: Labels) -> int:
         """Return the product of the extents of some axes."""
-        return prod(self.extents[x] for x in labels)
+        extents = dict(zip(self.pair.a + self.pair.b, self.A.shape + self.B.shape))
+        return prod(extents[x] for x in labels)
 
-    @property
+    @cached_property
     def mnk(self) -> tuple[int, int, int]:
-        m, n, k = (self.extent(x) for x in (self.chosen.rows, self.chosen.cols, self.chosen.inner))
+        m, n, k = (self.extent(x) for x in (self.rows, self.cols, self.inner))
         return m, n, k
 
-    @property
-    def request(self) -> AlgorithmRequest:
-        """The algorithm and the grid of its products."""
-        plan = next((x for _, x in self.stages if isinstance(x, ProductPlan)), None)
-        return AlgorithmRequest(plan.algorithm, plan.shape[:2], plan.shape[2]) if plan else ANY_ALGORITHM
+    @cached_property
+    def items(self) -> int:
+        """The number of indices of the batch."""
+        return self.extent(self.batch)
+
+    @cached_property
+    def redistributed(self) -> set[str]:
+        """The names of the matrices that a product moves once more."""
+        return {name for _, x in self.stages if isinstance(x, ProductPlan) for name, _ in x.moves}
 
     @cached_property
     def words(self) -> int:
@@ -132,7 +136,10 @@ class Contraction:
     @property
     def bound(self) -> float:
         """A lower bound on the words that the busiest rank receives; 0 for a batch, which ranks may divide."""
-        return 0.0 if self.pair.batch else lower_bound(*self.mnk, self.size)
+        return 0.0 if self.batch else lower_bound(*self.mnk, self.size)
+
+    def __str__(self) -> str:
+        return f"{self.pair} {self.way} {self.A!r} {self.B!r} {self.C!r} {self.request}"
 
 
 @lru_cache(maxsize=512)
@@ -153,7 +160,7 @@ def contraction(
     possible = list[Contraction]()
     for candidate in _candidates(pair, a, b, resources, out):
         with suppress(ArgumentError):  # a product that this number of ranks cannot compute
-            possible.append(_evaluated(pair, a, b, candidate, resources, out))
+            possible.append(_evaluated(candidate, a, b, resources, out))
     limit = resources.memory_limit
     fitting = [x for x in possible if limit is None or held + x.extra_bytes <= limit]
     if not fitting:
@@ -164,8 +171,8 @@ def contraction(
 
 def _candidates(
     pair: Pair, a: TensorValue, b: TensorValue, resources: Resources, out: TensorLayout | None
-) -> Iterator[Way]:
-    """Yield the ways to contract two tensors."""
+) -> Iterator[Contraction]:
+    """Yield the ways to contract two tensors, without their costs."""
     extent, ranks = dict(zip(pair.a + pair.b, a.layout.shape + b.layout.shape)), len(resources.ranks)
     batch, rows, inner, cols = (
         tuple(sorted(labels, key=lambda x: -extent[x]))
@@ -180,13 +187,13 @@ def _candidates(
 
     if not inner and not (rows and cols):
         C = out or _spread(pair, a, b, extent, resources)
-        yield Way(ELEMENTWISE, a.layout, b.layout, C, rows, inner, cols, batch)
+        yield Contraction(pair, ELEMENTWISE, a.layout, b.layout, C, rows, inner, cols, batch, resources.size)
         return
     if batch:
         line = [layout(*x, (ranks, 1)) for x in (
             (pair.a, batch + rows, inner), (pair.b, batch + inner, cols), (pair.c, batch + rows, cols)
         )]  # fmt: skip
-        yield Way(STACK, line[0], line[1], line[2], rows, inner, cols, batch)
+        yield Contraction(pair, STACK, line[0], line[1], line[2], rows, inner, cols, batch, resources.size)
         if not rows and not cols:
             return
     kept = [
@@ -212,12 +219,13 @@ def _candidates(
         if not batch and not (left and right):
             requests += _ideal(extent, sides, resources)
         ways = (
-            Way(
-                LOOP if batch else PRODUCT,
+            Contraction(
+                pair,
+                PRODUCT,
                 a.layout if left else new[0],
                 b.layout if right else new[1],
                 out if out and of_c == (down, across) else new[2],
-                *(down, order, across, batch, request),
+                *(down, order, across, batch, resources.size, request),
             )
             for new, request in requests
         )
@@ -275,56 +283,42 @@ def _spread(pair: Pair, a: TensorValue, b: TensorValue, extent: dict[str, int], 
 
 
 def _evaluated(
-    pair: Pair, a: TensorValue, b: TensorValue, chosen: Way, resources: Resources, out: TensorLayout | None
+    x: Contraction, a: TensorValue, b: TensorValue, resources: Resources, out: TensorLayout | None
 ) -> Contraction:
     """Return a candidate with its stages and its cost."""
-    dtype = dtypes.product(a.dtype, b.dtype)
-    costs = _Costs(resources, chosen.C.of(dtype).local_bytes(None) * (3 if chosen.way == ELEMENTWISE else 1))
-    for name, labels, x, target in (("A", pair.a, a, chosen.A), ("B", pair.b, b, chosen.B)):
-        source, pairs = x.layout, NO_PAIRS
-        if chosen.way == ELEMENTWISE:
-            source = aligned_layout(x.layout, labels, pair.c)
-            target, pairs = spread_layout(source, chosen.C)
-        if not x.free:
-            costs.move(name, source, target, x.dtype, pairs)
-    plain = Contraction(pair, chosen, resources.size, (), 0.0, 0)
-    mnk, items, machine = plain.mnk, plain.extent(chosen.batch), resources.machine
-    if chosen.way == STACK:
-        most = chosen.C.local_shape((chosen.C.first[0].source, 0))
-        share = prod(n for label, n in zip(pair.c, most) if label in chosen.batch)
+    dtype, elementwise = dtypes.product(a.dtype, b.dtype), x.way == ELEMENTWISE
+    costs = Costs(resources)
+    costs.extra_bytes = x.C.of(dtype).local_bytes(None) * (3 if elementwise else 1)
+    for name, labels, operand, target in (("A", x.pair.a, a, x.A), ("B", x.pair.b, b, x.B)):
+        source, pairs = operand.layout, NO_PAIRS
+        if elementwise:
+            source = aligned_layout(source, labels, x.pair.c)
+            target, pairs = spread_layout(source, x.C)
+        if not operand.free:
+            costs.move(name, source, target, operand.dtype, pairs)
+    mnk, machine, request = x.mnk, resources.machine, x.request
+    if x.way == STACK:
+        most = x.C.local_shape((x.C.first[0].source, 0))
+        share = prod(n for label, n in zip(x.pair.c, most) if label in x.batch)
         costs.seconds += share * machine.multiply(dtype, mnk, mnk)
         costs.extra_bytes += _stack_bytes(share, mnk, dtype)
-    elif chosen.way != ELEMENTWISE and prod(mnk) * items:
-        sides = zip(pair, (chosen.A, chosen.B, chosen.C), (a.dtype, b.dtype, dtype), chosen.row_labels)
-        layouts: Any = tuple(_of_product(*side, chosen.batch) for side in sides)
-        algorithm, shape, layers = chosen.request
+    elif x.way == PRODUCT and prod(mnk) * x.items:
+        one = x.item
+        sides = zip((one.A, one.B, one.C), (a.dtype, b.dtype, dtype), one.transposed)
+        layouts: Any = tuple(y.of(kind).T if transposed else y.of(kind) for y, kind, transposed in sides)
+        algorithm, shape, layers = request
         how: Any = {"algorithm": algorithm, "shape": shape, "layers": layers, "machine": machine}
         m, n, k = mnk
         plan = Question(m, n, k, resources.size, dtype, layouts, **how).plan()
-        costs.stages += [("C", plan)] * items
-        costs.seconds += items * plan.seconds
-        one_item = sum(x.local_bytes(None) for x in layouts) if chosen.way == LOOP else 0
+        request = AlgorithmRequest(plan.algorithm, plan.shape[:2], plan.shape[2])
+        costs.stages += [("C", plan)] * x.items
+        costs.seconds += x.items * plan.seconds
+        one_item = sum(layout.local_bytes(None) for layout in layouts) if x.batch else 0
         costs.extra_bytes += plan.extra_bytes(None) + one_item
     if out:
-        costs.move("C", chosen.C, out, dtype)
-    return replace(plain, stages=tuple(costs.stages), seconds=costs.seconds, extra_bytes=costs.extra_bytes)
-
-
-class _Costs:
-    """The stages of a candidate, their predicted time and the bytes that a rank needs, while they are added."""
-
-    def __init__(self, resources: Resources, extra_bytes: int) -> None:
-        self.resources, self.stages = resources, list[tuple[str, Stage]]()
-        self.seconds, self.extra_bytes = resources.machine.call_overhead, extra_bytes
-
-    def move(
-        self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Pairs = NO_PAIRS
-    ) -> None:
-        """Add the move of a tensor."""
-        move, seconds, nbytes = self.resources.cost_of_move(source, target, dtype, pairs)
-        self.seconds, self.extra_bytes = self.seconds + seconds, self.extra_bytes + nbytes
-        if move:
-            self.stages.append((name, move))
+        costs.move("C", x.C, out, dtype)
+    stages, seconds = tuple(costs.stages), machine.call_overhead + costs.seconds
+    return replace(x, request=request, stages=stages, seconds=seconds, extra_bytes=costs.extra_bytes)
 
 
 def _stack_bytes(items: int, mnk: tuple[int, int, int], dtype: np.dtype) -> int:
@@ -338,11 +332,3 @@ def aligned_layout(layout: TensorLayout, labels: Labels, others: Labels) -> Tens
     """Return the layout with the axes in the order of `others`, and a new axis of extent 1 for each missing label."""
     there = layout.transposed([labels.index(x) for x in others if x in labels])
     return there.expanded([at for at, x in enumerate(others) if x not in labels])
-
-
-def _of_product(labels: Labels, layout: TensorLayout, dtype: np.dtype, rows: Labels, batch: Labels) -> Layout:
-    """Return the layout of the matrix with these labels of its rows, for one index of each label of the batch."""
-    part = layout.without([labels.index(x) for x in batch])
-    left = [x for x in labels if x not in batch]
-    matrix = part.of(dtype)
-    return matrix if tuple(left[x] for x in part.rows) == rows else matrix.T

@@ -17,29 +17,35 @@ from pdgemm.local.arrays.arguments import as_name
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes, with_reach
 from pdgemm.planning.program import Program, Stage
 from pdgemm.planning.tensors.contraction_order import contraction_order
-from pdgemm.planning.tensors.contractions import Contraction, Pair, contraction
+from pdgemm.planning.tensors.contractions import PRODUCT, Contraction, Pair, contraction
 from pdgemm.planning.tensors.expression import Expression, Labels, parsed
-from pdgemm.planning.tensors.resources import Resources, TensorValue
+from pdgemm.planning.tensors.resources import Costs, Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.schedules.collectives.vectors import gathering
 from pdgemm.support.text import Table, counted, in_bytes, in_seconds, in_words
 
-DIAGONAL, SUM, UNDIVIDE = "diagonal", "sum", "undivide"  # steps on one tensor
 _MOST_SLICES = 1 << 14  # the stages of all slices are listed in the program
 
 
-class Single(NamedTuple):
-    """A step on one tensor.
+class Move(NamedTuple):
+    """A move of the tensor at a position of the list of tensors to another layout."""
 
-    kind   : "diagonal": the elements with equal indices along `axes`, of which the first is kept; "sum" over `axes`;
-             "undivide": a move to `target`.
-    at     : the position of the tensor in the list of tensors.
-    """
-
-    kind: str
     at: int
-    axes: tuple[int, ...] = ()
-    target: TensorLayout | None = None
+    target: TensorLayout
+
+
+class Diagonal(NamedTuple):
+    """The elements of a tensor with equal indices along `axes`, of which the first is kept; no other one is divided."""
+
+    at: int
+    axes: tuple[int, ...]
+
+
+class SumOver(NamedTuple):
+    """The sums of a tensor over some axes."""
+
+    at: int
+    axes: tuple[int, ...]
 
 
 class Joint(NamedTuple):
@@ -50,32 +56,30 @@ class Joint(NamedTuple):
     contraction: Contraction
 
 
+Single = Move | Diagonal | SumOver  # a step on one tensor
+Step = Single | Joint
+
+
 @dataclass(frozen=True)
 class EinsumPlan:
     """The plan of an einsum as a value, which can be printed and compared, and is executed by `einsum(optimize=plan)`.
 
     expression : the labels of all tensors.   operands : the tensors as values, with the layouts that they must have.
-    before  : steps on the operands that come once.   slices : labels of which each index is summed after the other.
+    before  : moves of operands.   slices : labels of which each index is summed after the other.
     steps   : the other steps, for each index of `slices`.   result : the labels and the layout of the result.
-    remaining : the position of the result in the list of tensors.
-    program : the exchanges and products of all steps.   extra_bytes : per rank, beyond the operands.
+    program : the exchanges and products of all steps.   seconds : the predicted time.
+    extra_bytes : per rank, beyond the operands.
     """
 
     expression: Expression
     operands: tuple[TensorValue, ...]
     before: tuple[Single, ...]
     slices: Labels
-    steps: tuple[Single | Joint, ...]
+    steps: tuple[Step, ...]
     result: tuple[Labels, TensorValue]
-    remaining: int
     program: Program
+    seconds: float
     extra_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        """The predicted time."""
-        inner = sum(x.contraction.seconds for x in self.steps if isinstance(x, Joint))
-        return inner * self.expression.size(self.slices)
 
     @property
     def words(self) -> int:
@@ -85,13 +89,16 @@ class EinsumPlan:
     @property
     def bound(self) -> float:
         """The sum of the lower bounds of the contractions on the words that the busiest rank receives."""
-        of_steps = (x.contraction.bound for x in self.steps if isinstance(x, Joint))
-        return sum(of_steps) * self.expression.size(self.slices)
+        return sum(x.bound for x in self._joined) * self.expression.size(self.slices)
 
     @property
     def contractions(self) -> int:
         """The number of contractions, those of all slices included."""
-        return sum(isinstance(x, Joint) for x in self.steps) * self.expression.size(self.slices)
+        return len(self._joined) * self.expression.size(self.slices)
+
+    @property
+    def _joined(self) -> list[Contraction]:
+        return [x.contraction for x in self.steps if isinstance(x, Joint)]
 
     @property
     def layouts(self) -> tuple[TensorLayout, ...]:
@@ -101,17 +108,16 @@ class EinsumPlan:
     @cached_property
     def description(self) -> str:
         """The plan as one line, by which ranks compare their plans: steps, layouts and algorithms."""
-        steps = (f"{x.contraction.pair} {x.contraction.chosen}" if isinstance(x, Joint) else f"{x}" for x in self.steps)
+        steps = (f"{x.contraction}" if isinstance(x, Joint) else f"{x}" for x in self.steps)
         return f"{self.expression} {self.operands} {self.slices} {self.before} {'; '.join(steps)}"
 
     def __str__(self) -> str:
         rows = []
-        for x in self.steps:
-            if isinstance(x, Joint):
-                one = x.contraction
-                moves = "".join(name for name, stage in one.stages if name != "C") or "none"
-                what = (str(one.pair), one.chosen.way, " x ".join(map(str, one.mnk)), moves)
-                rows.append((*what, in_words(one.words), in_words(one.bound), in_seconds(one.seconds)))
+        for x in self._joined:
+            moves = "".join(name for name, stage in x.stages if name != "C") or "none"
+            way = counted(x.items, x.way) if x.batch and x.way == PRODUCT else x.way
+            what = (str(x.pair), way, " x ".join(map(str, x.mnk)), moves)
+            rows.append((*what, in_words(x.words), in_words(x.bound), in_seconds(x.seconds)))
         heads = ("contraction", "as", "m x n x k", "moved", "words", "bound", "time")
         sliced = f", for each index of {', '.join(self.slices)}" if self.slices else ""
         table = Table(heads, rows, words=heads[:4]) if rows else "no contraction"
@@ -123,61 +129,76 @@ class EinsumPlan:
         )
 
 
+def sums_dtype(x: Any, axes: Sequence[int]) -> np.dtype:
+    """Return the type of sums over some axes of a tensor: its own, for int8 int32, for truth values that of NumPy."""
+    if all(x.layout.shape[axis] == 1 for axis in axes):
+        return x.dtype
+    return np.sum(np.ones(1, x.dtype)).dtype if x.dtype.kind == "b" else dtypes.product(x.dtype, x.dtype)
+
+
 class _Draft:
-    """The tensors and the stages of a plan while its steps are added."""
+    """The tensors, the steps and the stages of a plan while steps are added."""
 
-    def __init__(
-        self,
-        expression: Expression,
-        operands: Sequence[TensorValue],
-        resources: Resources,
-        out: TensorLayout | None = None,
-    ) -> None:
-        self.expression, self.resources, self.out = expression, resources, out
+    def __init__(self, expression: Expression, operands: Sequence[TensorValue], resources: Resources) -> None:
+        self.expression, self.resources = expression, resources
         self.terms = list(zip(expression.inputs, operands))
-        self.steps, self.stages, self.most, self.held = list[Single | Joint](), list[tuple[str, Stage]](), 0, 0
-        self.chosen = dict[int, TensorLayout]()
+        self.steps, self.stages, self.chosen = list[Step](), list[tuple[str, Stage]](), dict[int, TensorLayout]()
+        self.seconds, self.most, self.held = 0.0, 0, 0
 
-    def _hold(self, x: TensorValue) -> None:
-        """Count the bytes of a new tensor."""
+    def _hold(self, at: int, labels: Labels, x: TensorValue) -> None:
+        """Set a tensor of the list to a new one, and count its bytes."""
+        self.terms[at : at + 1] = [(labels, x)]
         self.held += x.layout.of(x.dtype).local_bytes(None)
         self.most = max(self.most, self.held)
 
-    def single(self, step: Single) -> None:
-        """Add a step on one tensor: its exchange, and its result."""
-        labels, x = self.terms[step.at]
-        self.steps.append(step)
-        source = partial_layout(x.layout, step.axes) if step.kind == SUM else x.layout
-        target = step.target
-        gone = step.axes[step.kind == DIAGONAL :]
-        if target is None:
-            target = undivided(source, gone, self.resources.ranks)
-        dtype = x.dtype
-        if step.kind == SUM and any(x.layout.shape[axis] != 1 for axis in gone):
-            dtype = np.sum(np.ones(1, dtype)).dtype
-        self.move(step.kind, source, target, dtypes.TYPE[dtype].sums_dtype if step.kind == SUM else dtype)
-        if step.kind == UNDIVIDE:
-            gone = ()
-        elif step.kind == SUM:
-            target = partial_layout(target, gone)
-        left = tuple(y for axis, y in enumerate(labels) if axis not in gone)
-        self.terms[step.at] = left, TensorValue(target.without(gone), dtype)
+    def _add(self, costs: Costs | Contraction) -> None:
+        self.stages += costs.stages
+        self.seconds += costs.seconds
+        self.most = max(self.most, self.held + costs.extra_bytes)
+
+    def taken(self) -> tuple[tuple[Step, ...], tuple[tuple[str, Stage], ...], float]:
+        """Return the steps, the stages and the seconds that were added since the last call."""
+        added = tuple(self.steps), tuple(self.stages), self.seconds
+        self.steps, self.stages, self.seconds = [], [], 0.0
+        return added
+
+    def exchange(self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype) -> None:
+        """Add the exchange of a move, without a step."""
+        costs = Costs(self.resources)
+        costs.move(name, source, target, dtype)
+        self._add(costs)
+
+    def undivide(self, at: int, axes: tuple[int, ...]) -> TensorLayout:
+        """Move a tensor if one of these axes is divided; return its layout."""
+        labels, x = self.terms[at]
+        target = undivided(x.layout, axes, self.resources.ranks)
         if target is not x.layout:
-            self._hold(self.terms[step.at][1])
+            self.steps.append(Move(at, target))
+            self.exchange("move", x.layout, target, x.dtype)
+            self._hold(at, labels, TensorValue(target, x.dtype))
+        return target
 
-    def move(self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype) -> None:
-        """Add the exchange of a move, if ranks do not keep their elements."""
-        move, _, nbytes = self.resources.cost_of_move(source, target, dtype)
-        self.most = max(self.most, self.held + nbytes)
-        if move:
-            self.stages.append((name, move))
+    def diagonal(self, at: int, label: str) -> None:
+        """Add a step after which the tensor has a label once."""
+        labels, x = self.terms[at]
+        axes = sorted((axis for axis, y in enumerate(labels) if y == label), key=lambda y: y not in x.layout.divided)
+        layout = self.undivide(at, tuple(axes[1:]))
+        self.steps.append(Diagonal(at, tuple(axes)))
+        self._hold(at, _without(labels, axes[1:]), TensorValue(layout.without(axes[1:]), x.dtype))
 
-    def gather(self, x: TensorValue) -> None:
-        """Add the gather of a small result on all ranks, if its elements are not all there."""
-        schedule = gathering(x.layout.of(x.dtype), self.resources.size)[0]
-        self.stages.append(("gather", schedule))
+    def sum(self, at: int, axes: tuple[int, ...]) -> None:
+        """Add a step after which the tensor does not have these axes."""
+        labels, x = self.terms[at]
+        wide = np.sum(np.ones(1, x.dtype)).dtype
+        parts = partial_layout(x.layout, axes)
+        target = undivided(parts, axes, self.resources.ranks)
+        self.steps.append(SumOver(at, axes))
+        self.exchange("sum", parts, target, dtypes.TYPE[wide].sums_dtype if wide in dtypes.NARROW else wide)
+        self._hold(
+            at, _without(labels, axes), TensorValue(partial_layout(target, axes).without(axes), sums_dtype(x, axes))
+        )
 
-    def joint(self, a: int, b: int, kept: set[str], last: bool) -> None:
+    def joint(self, a: int, b: int, kept: set[str], out: TensorLayout | None, last: bool) -> None:
         """Add the contraction of two tensors.   kept : the labels of its result.   last : it is the last one."""
         (of_a, A), (of_b, B) = (self.terms[x] for x in (a, b))
         order = self.expression.output if last else dict.fromkeys(of_a + of_b)
@@ -186,15 +207,15 @@ class _Draft:
             if not dtypes.TYPE[x.dtype].operand:
                 kinds = f"{pair} of {A.dtype} and {B.dtype}"
                 raise DTypeError(f"einsum {self.expression}: {kinds}, but elements of {x.dtype} are not multiplied")
-        joined = contraction(pair, A, B, self.resources, self.out if last else None, self.held)
-        for at, x, layout in ((a, A, joined.chosen.A), (b, B, joined.chosen.B)):
-            if x.free:
-                self.chosen[at] = layout
+        joined = contraction(pair, A, B, self.resources, out if last else None, self.held)
+        self.chosen |= {at: layout for at, x, layout in ((a, A, joined.A), (b, B, joined.B)) if x.free}
         self.steps.append(Joint(a, b, joined))
-        self.stages += joined.stages
-        self.most = max(self.most, self.held + joined.extra_bytes)
-        self.terms.append((pair.c, TensorValue(joined.chosen.C, dtypes.product(A.dtype, B.dtype))))
-        self._hold(self.terms[-1][1])
+        self._add(joined)
+        self._hold(len(self.terms), pair.c, TensorValue(joined.C, dtypes.product(A.dtype, B.dtype)))
+
+
+def _without(labels: Labels, axes: Sequence[int]) -> Labels:
+    return tuple(x for axis, x in enumerate(labels) if axis not in axes)
 
 
 def plan_of(
@@ -239,30 +260,28 @@ def _plan(
         x._replace(layout=undivided(x.layout, axes, resources.ranks)) if x.free else x
         for x, axes in zip(operands, sliced)
     )
-    draft = _Draft(expression, operands, resources, out)
+    draft = _Draft(expression, operands, resources)
     for at, axes in enumerate(sliced):
-        if axes and draft.terms[at][1].layout.divided_among(axes):
-            draft.single(Single(UNDIVIDE, at, axes, undivided(draft.terms[at][1].layout, axes, resources.ranks)))
-    before, after = len(draft.steps), len(draft.stages)
+        draft.undivide(at, axes)
+    before: Any
+    before, stages_before, seconds_before = draft.taken()
     if slices:
-        inputs = tuple(tuple(x for x in labels if x not in slices) for labels in expression.inputs)
+        inputs = tuple(_without(labels, axes) for labels, axes in zip(expression.inputs, sliced))
         extents = tuple((x, n) for x, n in expression.extents if x not in slices)
         draft.expression = Expression(inputs, expression.output, extents)
         draft.terms = [
-            (left, x._replace(layout=x.layout.without([axis for axis, y in enumerate(labels) if y in slices])))
-            for left, (labels, x) in zip(inputs, draft.terms)
+            (left, x._replace(layout=x.layout.without(axes))) for left, (_, x), axes in zip(inputs, draft.terms, sliced)
         ]
     _add_singles(draft)
-    remaining = _add_joints(draft)
-    stages = draft.stages[:after] + draft.stages[after:] * expression.size(slices)
-    labels, result = draft.terms[remaining]
-    draft.stages = []
-    if out and not any(isinstance(x, Joint) for x in draft.steps):
+    _add_joints(draft, out)
+    labels, result = draft.terms[-1]
+    if out and len(operands) == 1:
         there = result.layout.transposed([labels.index(x) for x in expression.output])
-        draft.move("C", there, out, result.dtype)
-    if len(labels) < 2 and not out:
-        draft.gather(result)
-    stages += draft.stages
+        draft.exchange("C", there, out, result.dtype)
+    steps, stages, seconds = draft.taken()
+    times, ends = expression.size(slices), []
+    if len(labels) < 2 and not out:  # a small result is gathered on all ranks
+        ends = [("gather", gathering(result.layout.of(result.dtype), resources.size)[0])]
     chosen = list(operands)
     for at, (x, axes) in enumerate(zip(operands, sliced)):
         if x.free and at in draft.chosen:  # the layout of a slice
@@ -271,12 +290,9 @@ def _plan(
     limit = resources.memory_limit
     if limit is not None and draft.most > limit:
         raise MemoryLimitError(f"memory limit {limit} bytes per rank is too small for {expression}: {draft.most} bytes")
-    steps = tuple(draft.steps)
-    singles: Any = steps[:before]
-    program = Program(tuple(stages), resources.size, resources.machine)
-    return EinsumPlan(
-        expression, tuple(chosen), singles, slices, steps[before:], (labels, result), remaining, program, draft.most
-    )
+    program = Program((*stages_before, *stages * times, *ends), resources.size, resources.machine)
+    seconds = seconds_before + times * seconds
+    return EinsumPlan(expression, tuple(chosen), before, slices, steps, (labels, result), program, seconds, draft.most)
 
 
 def _add_singles(draft: _Draft) -> None:
@@ -288,25 +304,22 @@ def _add_singles(draft: _Draft) -> None:
     wide = [{x for x, n in zip(labels, value.layout.shape) if n == extent[x]} for labels, value in draft.terms]
     for at, labels in enumerate(draft.expression.inputs):
         for label in [x for x in dict.fromkeys(labels) if labels.count(x) > 1]:
-            layout = draft.terms[at][1].layout
-            axes = [axis for axis, x in enumerate(draft.terms[at][0]) if x == label]
-            draft.single(Single(DIAGONAL, at, tuple(sorted(axes, key=lambda axis: axis not in layout.divided))))
+            draft.diagonal(at, label)
         others = {*draft.expression.output}.union(*(x for y, x in enumerate(wide) if y != at))
         gone = tuple(axis for axis, x in enumerate(draft.terms[at][0]) if x not in wide[at] or x not in others)
         if gone:
-            draft.single(Single(SUM, at, gone))
+            draft.sum(at, gone)
 
 
-def _add_joints(draft: _Draft) -> int:
-    """Add the contractions of pairs, and return the position of the result in the list of tensors."""
+def _add_joints(draft: _Draft, out: TensorLayout | None) -> None:
+    """Add the contractions of pairs; the result becomes the last tensor.   out : the layout of the result."""
     output, left = draft.expression.output, list(range(len(draft.terms)))
     for x, y in contraction_order([draft.terms[at][0] for at in left], draft.expression, draft.resources):
         a, b = left[x], left[y]
         left = [at for at in left if at not in (a, b)]
         kept = {*output}.union(*(draft.terms[at][0] for at in left))
-        left.append(len(draft.terms))
-        draft.joint(a, b, kept, len(left) == 1)
-    return left[0]
+        draft.joint(a, b, kept, out, last=not left)
+        left.append(len(draft.terms) - 1)
 
 
 def plan_einsum(

@@ -9,9 +9,9 @@ import numpy as np
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.planning.machines.machine import CUDA, Machine
 from pdgemm.planning.machines.timing import consecutive, exchange_seconds, fastest_exchange, sample
-from pdgemm.schedules.exchanges import tensor_exchange
+from pdgemm.planning.program import Stage
 from pdgemm.schedules.exchanges.exchange import Selection
-from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, plan_move, stays_in_place
+from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, matrix_to_read, plan_move, stays_in_place
 from pdgemm.schedules.mover_registry import IPC, NCCL
 
 
@@ -55,15 +55,23 @@ class Resources(NamedTuple):
         direct = plan_move(source, target, (dtype, dtype), self.size, pairs, ways=ways)
         return direct if one_node else fastest_exchange(direct, consecutive(self.size, per_node), self.machine)
 
-    def cost_of_move(
-        self, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Pairs = NO_PAIRS
-    ) -> tuple[Selection | None, float, int]:
-        """Return the exchange of a move, its seconds, and the bytes of a rank, those of the local copy included."""
+
+class Costs:
+    """The stages of a plan, their predicted time, and the bytes that a rank needs for them, while they are added."""
+
+    def __init__(self, resources: Resources) -> None:
+        self.resources, self.stages, self.seconds, self.extra_bytes = resources, list[tuple[str, Stage]](), 0.0, 0
+
+    def move(
+        self, name: str, source: TensorLayout, target: TensorLayout, dtype: np.dtype, pairs: Pairs = NO_PAIRS
+    ) -> None:
+        """Add the move of a tensor: a local copy and, if ranks do not keep their elements, an exchange."""
         if not pairs and source.same_owners(target):
-            return None, 0.0, 0
-        nbytes = tensor_exchange.matrix_to_read(source, target, dtype).local_bytes(None)
-        seconds = nbytes / self.machine.copy_bandwidth
-        if move := self.move(source, target, dtype, pairs):
-            seconds += max(exchange_seconds(move, self.machine, rank) for rank in sample(self.size))
+            return
+        machine, nbytes = self.resources.machine, matrix_to_read(source, target, dtype).local_bytes(None)
+        self.seconds += nbytes / machine.copy_bandwidth
+        if move := self.resources.move(source, target, dtype, pairs):
+            self.stages.append((name, move))
+            self.seconds += max(exchange_seconds(move, machine, rank) for rank in sample(move.size))
             nbytes += move.target.local_bytes(None) + move.extra_bytes(None)
-        return move, seconds, nbytes
+        self.extra_bytes += nbytes

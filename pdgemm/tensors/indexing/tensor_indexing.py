@@ -23,11 +23,11 @@ from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.indexing import tensor_keys, tensor_lines
+from pdgemm.tensors.indexing.tensor_copies import broadcast_to
 from pdgemm.tensors.indexing.tensor_keys import ParsedKey, is_list, is_mask, names_all, parsed_key, with_axes
 from pdgemm.tensors.indexing.tensor_lines import in_line, recorded
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_copies import broadcast_to
-from pdgemm.tensors.tensor_joins import as_tensor, moveaxis
+from pdgemm.tensors.tensor_joins import moveaxis, operand_tensor
 from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_parts import TensorParts
 
@@ -180,7 +180,7 @@ class TensorIndexing(TensorParts):
         extents = [self.shape[x] for x in rest]
         if prod(extents) < len(self.grid.members):  # else a rank has at least as many elements as there are numbers
             work = Work("T[...]")
-            part = tensor_lines.fetched(self, axes, in_line(as_tensor(numbers, self), work), work)
+            part = tensor_lines.fetched(self, axes, in_line(operand_tensor(numbers, self), work), work)
         else:
             every = numbers.allgather() if isinstance(numbers, TensorBase) else numbers
             whole = self.transpose([*axes, *rest]).reshape([prod(self.shape[x] for x in axes), *extents])
@@ -217,12 +217,12 @@ class TensorIndexing(TensorParts):
         extents = [part.shape[x] for x in rest]
         if np.ndim(value) or isinstance(value, TensorBase):
             wanted = [*extents[:place], *shape, *extents[place:]]
-            value = as_tensor(value, self)
+            value = operand_tensor(value, self)
             value = recorded(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
             value = in_line(value.astype(self.dtype), work, [prod(shape), *extents])
         there = recorded(work, part, in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name))
-        tensor_lines.stored(there, axes, in_line(as_tensor(numbers, self), work), value, work)
+        tensor_lines.stored(there, axes, in_line(operand_tensor(numbers, self), work), value, work)
         if there is not self:
             self._set_basic(basic, there, work)
 
@@ -248,7 +248,7 @@ class TensorIndexing(TensorParts):
             whole = self.reshape([prod(self.shape[: np.ndim(mask)]), *rest])
             return whole._basic([np.flatnonzero(every)])
         work = Work("T[mask]")
-        flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(as_tensor(mask, self), work)
+        flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(operand_tensor(mask, self), work)
         with together(self.grid.comm):
             piece = flat.local[beside(where.local, flat.local)]
         return tensor_lines.of_pieces(self, piece, rest, work)
@@ -259,10 +259,10 @@ class TensorIndexing(TensorParts):
             return
         wide = np.expand_dims(mask, tuple(range(np.ndim(mask), self.ndim)))
         if np.ndim(value):
-            numbers = tensor_lines.cumulative(as_tensor(mask, self).ravel(), np.add, 0)
+            numbers = tensor_lines.cumulative(operand_tensor(mask, self).ravel(), np.add, 0)
             count = int(numbers[-1].allgather())
             wanted = [count, *self.shape[np.ndim(mask) :]]
-            value = as_tensor(value, self)
+            value = operand_tensor(value, self)
             value = recorded(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = work.did(value._at([0], [np.maximum(numbers - 1, 0)], 0)).reshape(self.shape) if count else 0
         value = value.astype(self.dtype) if isinstance(value, TensorBase) else value

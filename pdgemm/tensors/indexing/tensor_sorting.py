@@ -17,7 +17,7 @@ from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.indexing.tensor_lines import cumulative, deal, in_line, of_rows, places_of_nonzero, stored
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import as_tensor, concatenate
+from pdgemm.tensors.tensor_joins import concatenate, operand_tensor
 from pdgemm.tensors.tensor_moves import in_layout
 
 
@@ -107,7 +107,7 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
     v : a tensor; or a number or an array that all ranks have: then its counts are added up over the ranks.
     For a tensor, the elements of both are sorted together: cost as for `argsort`, and an exchange of the counts.
     """
-    a = as_tensor(a, v)
+    a = operand_tensor(a, v)
     with together(a.grid.comm) as arguments:
         arguments += ["searchsorted", str(a.layout), as_name(side, "side", ("left", "right")), np.shape(v)]
         if a.ndim != 1:

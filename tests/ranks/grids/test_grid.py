@@ -15,7 +15,7 @@ from tiers import every_grid, square_grid
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan, redistribute, verify
 from pdgemm.errors import ArgumentError, GridError, LayoutError, PdgemmError
 from pdgemm.local.blas.threads import core_share, decided_by, threads
-from pdgemm.support.agreement import agree, together
+from pdgemm.support.agreement import agree, agree_if_later, together
 from pdgemm.support.text import ranks_text
 
 pytestmark = pytest.mark.mpi
@@ -156,6 +156,35 @@ def test_an_error_on_one_rank_is_raised_on_all(comm: Any) -> None:
         with pytest.raises(ZeroDivisionError), together(comm):
             1 // int(comm.rank != failing)
     agree(comm, None)
+
+
+def test_arguments_are_compared_by_the_next_agreement(comm: Any) -> None:
+    """Also an exception of one rank meets the other ranks there."""
+
+    def first(argument: object, bad: bool = False) -> None:
+        with together(comm, later=True) as arguments:
+            arguments.append(argument)
+            if bad:
+                raise LayoutError("bad")
+
+    first("equal")
+    agree(comm, description="both")
+    if comm.size > 1:
+        first(comm.rank)
+        with pytest.raises(ArgumentError, match="rank 0: 0; rank 1: 1"):
+            agree(comm, description="both")
+        first(comm.rank)
+        with pytest.raises(ArgumentError, match="different arguments"):
+            agree_if_later(comm)
+    agree_if_later(comm)  # compares nothing twice
+    if comm.rank == comm.size - 1:
+        with pytest.raises(LayoutError, match="bad"):
+            first("equal", bad=True)
+    else:
+        first("equal")
+        with pytest.raises(LayoutError, match="bad"):
+            agree(comm)
+    agree(comm)
 
 
 @square_grid

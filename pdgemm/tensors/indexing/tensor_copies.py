@@ -18,7 +18,7 @@ from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import as_tensor, moveaxis
+from pdgemm.tensors.tensor_joins import moveaxis, operand_tensor
 from pdgemm.tensors.tensor_moves import in_layout
 
 
@@ -188,4 +188,4 @@ def cross(a: Any, b: Any, axis: int = -1) -> Any:
 def _vectors(a: Any, b: Any, axis: int) -> tuple[Any, Any]:
     """Return two operands, of which one is a tensor, as tensors with this axis as the last one."""
     like = a if isinstance(a, TensorBase) else b
-    return moveaxis(as_tensor(a, like), axis, -1), moveaxis(as_tensor(b, like), axis, -1)
+    return moveaxis(operand_tensor(a, like), axis, -1), moveaxis(operand_tensor(b, like), axis, -1)
