@@ -149,7 +149,9 @@ class TensorIndexing(TensorParts):
         """Set this rank's elements with these local indices, or slices of them, of each axis.  Local."""
         if any(not isinstance(x, slice) for x in key):
             key = np.ix_(*(np.arange(n)[x] for n, x in zip(self.local.shape, key)))
-            self.local[tuple(beside(x, self.local) for x in key)] = beside(np.asarray(values), self.local)
+            self.local[tuple(beside(x, self.local) for x in key)] = (
+                values if not np.ndim(values) else beside(values, self.local)
+            )
         else:
             set_broadcast(self.local[(*key, ...)], values)
 

@@ -18,8 +18,9 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import Array, beside, of, to_host
+from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import new_array
+from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
@@ -63,16 +64,18 @@ def deal(rows: Array, sizes: Sequence[int] | np.ndarray, grid: ProcessGrid, work
     every = every[members]
     there = grid.base.reshaped((len(members), 1), tuple(members))
     cols, indices = BlockCyclic(width, max(1, width), 1), np.arange(width)
-    source, target = (Distribution(UnevenBlocks.of(every.sum(axis).tolist()), cols) for axis in (1, 0))
-    with together(comm):
-        local = new_array(target.local_shape(there.coords), rows.dtype, "C", there, of(rows))
-    received = DistMatrix(local, there, target, "C", shared=False)
-    sent = DistMatrix(np.ascontiguousarray(rows), there, source, "C", shared=False)
+    layouts = [Distribution(UnevenBlocks.of(every.sum(axis).tolist()), cols) for axis in (1, 0)]
+    with (agreement := together(comm)):
+        local = [new_array(x.local_shape(there.coords), rows.dtype, "C", there, of(rows)) for x in layouts]
+        if rows.size:
+            set_broadcast(local[0], rows)
+        agreement.flag = not all(is_readable(x, there) for x in local)
+    sent, received = (DistMatrix(x, there, y, "C", shared=not agreement.flag) for x, y in zip(local, layouts))
     pairs = DealtPairs(tuple(map(tuple, every.tolist()))), IndexPairs(indices, indices)
     copy_pairs(work.name, sent, received, pairs, start)
     work.did(received)
     counts = every[:, there.coords[0]] if min(there.coords) >= 0 else 0 * every[:, 0]
-    return local.reshape(len(local), width), counts  # an idle rank has no columns
+    return local[1].reshape(len(local[1]), width), counts  # an idle rank has no columns
 
 
 def of_pieces(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Tensor:
@@ -123,7 +126,7 @@ def _requested(T: TensorBase, axes: Sequence[int], numbers: TensorBase, work: Wo
     turns[members] = np.arange(len(members))
     order, sizes = np.argsort(turns[ranks], kind="stable"), np.bincount(turns[ranks], minlength=len(members))
     places, requests = deal(np.stack(local, axis=1)[order], sizes, T.grid, work)
-    x = T.local.transpose(*axes, *(x for x in range(T.ndim) if x not in axes))
+    x = T.local.transpose([*axes, *(x for x in range(T.ndim) if x not in axes)])
     return order, sizes, x, tuple(beside(np.ascontiguousarray(i), x) for i in places.T), requests
 
 
@@ -183,19 +186,20 @@ def cumulative(T: Tensor, act: np.ufunc, axis: int, dtype: Any = None) -> Tensor
     part is moved first.
     """
     name = f"cumulative {act.__name__}"
-    dtype = act.accumulate(np.ones(1, T.dtype), dtype=dtype).dtype
+    up, total = (np.cumsum, np.sum) if act is np.add else (np.cumprod, np.prod)
+    dtype = up(np.ones(1, T.dtype), dtype=dtype).dtype
     layout, dim, work = T.layout, T.layout.dim(axis), Work(name)
     if dim.canonical != (even := BlockCyclic.even(dim.n, dim.parts)).canonical:
         rows, cols = (even if x[:1] == (axis,) else y for x, y in zip((layout.rows, layout.cols), layout.first))
         T = work.did(in_layout(T, replace(layout, first=(rows, cols)), name=name))
-    result = T.with_elements(T.layout, dtype, lambda: act.accumulate(T.local, axis, dtype))
+    result = T.with_elements(T.layout, dtype, lambda: up(T.local, axis, dtype))
     if axis in T.layout.divided:
-        totals = lambda: act.reduce(T.local, axis, dtype, keepdims=True)  # noqa: E731
+        totals = lambda: total(T.local, axis, dtype, keepdims=True)  # noqa: E731
         parts = T.with_elements(partial_layout(T.layout, [axis]), dtype, totals)
         lines = work.did(in_layout(parts, undivided(parts.layout, [axis], T.grid.members), name=name))
         with together(T.grid.comm):
             if lines.local.size:
-                x, sums = np.moveaxis(lines.local, axis, 0), np.moveaxis(act.accumulate(lines.local, axis), axis, 0)
+                x, sums = np.moveaxis(lines.local, axis, 0), np.moveaxis(up(lines.local, axis), axis, 0)
                 x[1:], x[:1] = sums[:-1], act.identity
         before = work.did(in_layout(lines, parts.layout, name=name))
         with together(T.grid.comm):
