@@ -279,9 +279,9 @@ def _one_by_one(x: Contraction, A: DistTensor, B: DistTensor, alpha: complex, wo
     one, Z = x.item, None
     C = DistTensor._allocated(x.C, A.grid, dtypes.product(A.dtype, B.dtype), A.device)
     X, Y = (DistTensor._allocated(to, y.grid, y.dtype, y.device) for to, y in ((one.A, A), (one.B, B)))
-    axes = [[labels.index(y) for y in x.batch] for labels in x.pair]
     for index in np.ndindex(*(x.extent((y,)) for y in x.batch)):
-        keys = [_place(y.ndim, gone, index) for y, gone in zip((A, B, C), axes)]
+        at = dict(zip(x.batch, index))
+        keys = [tuple(at.get(y, slice(None)) for y in labels) for labels in x.pair]
         for part, y, key in zip((X, Y), (A, B), keys):
             if part.local.size:  # an idle rank has no index of the batch
                 set_broadcast(part.local, y.local[key])
@@ -289,12 +289,6 @@ def _one_by_one(x: Contraction, A: DistTensor, B: DistTensor, alpha: complex, wo
         if Z.local.size:
             set_broadcast(C.local[keys[2]], Z.local)
     return C
-
-
-def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:
-    """Return the key of one index of each of some axes, and of all indices of the others."""
-    at = dict(zip(axes, index))
-    return tuple(at.get(axis, slice(None)) for axis in range(ndim))
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
