@@ -123,24 +123,31 @@ def _carried_out(
     for move in plan.before:
         tensors[move.at] = _single(move, tensors[move.at], work)
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
-        at = dict(zip(plan.slices, index))
-        terms = [
-            x.part({axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}) if at else x
-            for x, labels in zip(tensors, plan.expression.inputs)
-        ]
-        for step in plan.steps:
-            if isinstance(step, Joint):
-                last = step is plan.steps[-1]
-                end: tuple[Any, complex, DistTensor | None] = (alpha, beta, out) if last else (1, 0, None)
-                terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], *end, work))
-            else:
-                terms[step.at] = _single(step, terms[step.at], work)
-        if not plan.contractions:
-            order = [plan.result[0].index(x) for x in plan.expression.output]
-            terms = [_added(terms[0].transpose(order), alpha, beta, out, work)]
-        out, beta = terms[-1], 1
+        out, beta = _one_slice(plan, tensors, dict(zip(plan.slices, index)), alpha, beta, out, work), 1
     assert out is not None
     return out
+
+
+def _one_slice(
+    plan: EinsumPlan, tensors: Sequence[DistTensor], at: dict[str, int], alpha: Any, beta: complex,
+    out: DistTensor | None, work: Work,
+) -> DistTensor:  # fmt: skip
+    """Return out := alpha times the sum of products with this index of each slice + beta out.  Collective."""
+    terms = [*tensors]
+    for number, (x, labels) in enumerate(zip(tensors, plan.expression.inputs)):
+        if places := {axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}:
+            terms[number] = x.part(places)
+    for step in plan.steps:
+        if isinstance(step, Joint):
+            last = step is plan.steps[-1]
+            end: tuple[Any, complex, DistTensor | None] = (alpha, beta, out) if last else (1, 0, None)
+            terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], *end, work))
+        else:
+            terms[step.at] = _single(step, terms[step.at], work)
+    if plan.contractions:
+        return terms[-1]
+    order = [plan.result[0].index(x) for x in plan.expression.output]
+    return _added(terms[0].transpose(order), alpha, beta, out, work)
 
 
 def _added(C: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work) -> DistTensor:
