@@ -283,6 +283,29 @@ class IndexPairs:
 
 
 @dataclass(frozen=True)
+class DealtPairs:
+    """Pairs of rows of which part i of the source has `rows[i][j]` for part j of the target, one after the other.
+
+    A part of the source has its rows for part 0 first, a part of the target its rows from part 0.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+
+    def counts(self, a: object = None, b: object = None) -> np.ndarray:
+        """Return, for all i and j, the number of pairs from part i of the source to part j of the target."""
+        return np.array(self.rows, np.int64)
+
+    def maps(self, a: object, b: object, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
+        """Yield peer parts and maps as `index_maps` does."""
+        counts = self.counts()
+        source, target = (counts.cumsum(axis) - counts for axis in (1, 0))
+        for peer in range(len(counts)) if part >= 0 else ():
+            here = (peer, part) if by_target else (part, peer)
+            if counts[here]:
+                yield peer, IndexMap(source[here].reshape(1), target[here].reshape(1), counts[here].reshape(1))
+
+
+@dataclass(frozen=True)
 class IndexProduct:
     """Pairs of a row of a source and a row of a target, where rows enumerate the indices of several axes.
 
@@ -322,6 +345,9 @@ class IndexProduct:
             for peer, fast in last:
                 here = (peer, part) if by_target else (part, peer)
                 yield before * parts + peer, _product(slow, fast, *(x.count(at) for x, at in zip(ends, here)))
+
+
+AnyPairs = IndexPairs | DealtPairs | IndexProduct
 
 
 def _product(slow: IndexMap, fast: IndexMap, source: int, target: int) -> IndexMap:

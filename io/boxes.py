@@ -122,7 +122,7 @@ def read(T: DistTensor, get: Transfer, unit: tuple[int, ...], progress: Progress
             block = np.empty(own, T.dtype)
             get(*first, block)
         part = T.with_elements(box.layout, T.dtype, lambda: beside(block, T.unfolding.stored))  # noqa: B023
-        T.put(box.start, part)
+        T[box.key] = part
 
 
 def _each(

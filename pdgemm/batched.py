@@ -6,7 +6,7 @@ chunk of the stack that stays in cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
@@ -134,7 +134,8 @@ class BatchProduct:
         conjugate = (conjugate_a, conjugate_b)
         self._multiply: Callable[[Any, Any, Any], None]
         if C.device:
-            self._multiply = _OnDevice(alpha, beta, _factors(accumulate, mnk[2, own]), conjugate)
+            factors = _factors(accumulate, (A.dtype, B.dtype), mnk[2, own])
+            self._multiply = _OnDevice(alpha, beta, factors, conjugate)
         else:
             self._multiply = _Multiply(
                 alpha, beta, (A.dtype, B.dtype, self._sums.dtype), accumulate, conjugate, mnk[:, own]
@@ -175,11 +176,18 @@ def _text(report: RunReport) -> str:
     )
 
 
-def _factors(accumulate: np.dtype, k: np.ndarray) -> np.dtype:
-    """Return the type in which BLAS multiplies; for integers a type that sums k products exactly, up to k = 2**38."""
+def _factors(accumulate: np.dtype, types: Sequence[np.dtype], k: np.ndarray) -> np.dtype:
+    """Return the type in which operands of these types are multiplied.
+
+    For integers of at most 16 bits this is a type of BLAS that sums k products exactly; for others int64, in which
+    NumPy multiplies without BLAS.
+    """
     if accumulate in dtypes.BLAS:
         return accumulate
-    return np.dtype("f4" if k.max(initial=0) <= EXACT_WIDTH else "f8")
+    most, size = k.max(initial=0), max(x.itemsize for x in types)
+    if most <= EXACT_WIDTH and {*types} == {np.dtype("i1")}:
+        return np.dtype("f4")
+    return np.dtype("f8" if size <= 2 and most <= 1 << (53 - 16 * size) else "i8")
 
 
 @dataclass(frozen=True)
@@ -258,12 +266,12 @@ class _Multiply:
         conjugate: tuple[bool, bool],
         mnk: np.ndarray,
     ) -> None:
-        integers = types[2].kind == "i"  # results are int32, modulo 2**32; sums are modulo 2**64
+        integers = types[2].kind in "iu"  # sums are modulo 2**64
         self.alpha, self.beta = alpha, beta
         self.sums = np.dtype(np.int64) if integers else dtypes.arithmetic(accumulate, types[2])
-        self.factors = _factors(accumulate, mnk[2])
+        self.factors = _factors(accumulate, types[:2], mnk[2])
         self.conjugate = conjugate
-        self.alike = set(types) == {self.factors} and not any(conjugate)
+        self.alike = set(types) == {self.factors} and not integers and not any(conjugate)
         self.unscaled = (self.alpha, self.beta) == (1, 0) and not integers
         need = self._item_bytes(*mnk)
         # allocated before ranks agree, with room for any whole item; large items of one type need none
@@ -329,6 +337,8 @@ def _check_batch(name: str, x: Any, A: Batch) -> None:
     supported = dtypes.RESULTS if name == "C" else dtypes.OPERANDS
     if x.dtype not in supported:
         raise DTypeError(f"{name} has dtype {x.dtype}; supported: {dtypes.names(supported)}")
+    if x.device and not dtypes.multiplies_on_device(x.dtype, name == "C"):
+        raise DeviceError(f"{name} of {x.dtype} can only be multiplied on the host")
     extent = max(map(largest_extent, x.items), default=0)
     if max(extent, x.shapes.max(initial=0)) > BLAS_INT:
         raise LayoutError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
-from pdgemm.errors import ArgumentError, DeviceError, LayoutError
+from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
@@ -159,6 +159,8 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
         raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(algorithm_choices())}")
     mover, reach = mover_and_access(options.mover, shared, A, B, C)
     accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
+    if options.protect is not None and accumulate.kind in "iu" and {A.dtype, B.dtype} != {np.dtype(np.int8)}:
+        raise DTypeError(f"protect={options.protect!r}: checksums of integers are those of int8, not of {A.dtype}")
     ending = ending_of(options.epilogue, {"A": A, "B": B, "C": C}, accumulate) if options.epilogue is not None else None
     a, b, c = (x.layout_in(A.grid) for x in (A, B, C))
     c = replace(c, dtype=accumulate) if ending else c

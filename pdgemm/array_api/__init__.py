@@ -39,8 +39,17 @@ from pdgemm.array_api.manipulation import (
     moveaxis as moveaxis, permute_dims as permute_dims, repeat as repeat, reshape as reshape, roll as roll,
     squeeze as squeeze, stack as stack, tile as tile, unstack as unstack,
 )  # fmt: skip
+from numpy import (
+    argmax as argmax, argmin as argmin, count_nonzero as count_nonzero, cumulative_prod as cumulative_prod,
+    cumulative_sum as cumulative_sum, diff as diff, isin as isin, nonzero as nonzero, searchsorted as searchsorted,
+    take as take, take_along_axis as take_along_axis, unique_all as unique_all, unique_counts as unique_counts,
+    unique_inverse as unique_inverse, unique_values as unique_values,
+)  # fmt: skip
 from pdgemm.array_api.statistics_functions import (
     all as all, any as any, max as max, mean as mean, min as min, prod as prod, std as std, sum as sum, var as var,
 )  # fmt: skip
+from pdgemm.array_api import fft as fft, linalg as linalg
+from pdgemm.array_api.linalg import matmul as matmul, tensordot as tensordot, vecdot as vecdot
+from pdgemm.tensors.tensor_sorting import argsort as argsort, sort as sort
 
 __array_api_version__ = "2025.12"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Self
 
@@ -24,6 +25,8 @@ class Array(DistTensor):
     Where the grid has one rank, the array is one array in its memory: NumPy and other libraries read it in place
     (`numpy.asarray(x)`, DLPack).  Where it has several, both raise an error, because one rank has not all elements.
     """
+
+    narrow_products = True
 
     def _result(self) -> Self:
         return self
@@ -50,6 +53,11 @@ class Array(DistTensor):
         if self.ndim < 2:
             raise ArgumentError(f"mT takes an array of at least two axes, not of shape {self.shape}")
         return self.transpose(*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
+
+    def __iter__(self) -> Iterator[Self]:
+        if not self.ndim:
+            raise TypeError("an array without axes has no parts")
+        return iter(np.unstack(self))  # type: ignore[arg-type]
 
     def _number(self, of: type) -> Any:
         if self.ndim:

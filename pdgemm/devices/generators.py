@@ -73,7 +73,7 @@ def _value(kind: str, dtype: np.dtype) -> str:
         return "static_cast<float>(rows[row] == cols[col])"
     if kind == "normal":
         return "v" if dtype == np.float64 else "static_cast<float>(v)"
-    if dtype == np.int8:
-        return "h >> 56"
+    if dtype.kind in "iu":
+        return f"h >> {64 - 8 * dtype.itemsize}"
     bits, wide = random_bits(dtype), "double" if dtype == np.float64 else "float"
     return f"static_cast<{wide}>(h >> {64 - bits}) * static_cast<{wide}>({0.5**bits!r})"

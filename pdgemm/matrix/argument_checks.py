@@ -193,7 +193,7 @@ def check_dtype(name: str, x: DistMatrix, supported: tuple[np.dtype, ...]) -> No
     if local.dtype not in supported or not local.dtype.isnative:
         instead = f"convert it with {typed('--dtype', f'{name}.astype(float)')}"
         raise DTypeError(f"{name} has dtype {local.dtype}; supported: {dtypes.names(supported)}; {instead}")
-    if x.device != HOST and not dtypes.TYPE[x.dtype].c_name:
+    if x.device != HOST and not dtypes.multiplies_on_device(x.dtype, supported is dtypes.RESULTS):
         raise DeviceError(f"{name} of {x.dtype} can only be multiplied on the host; it is on {x.device}: use to_host")
     if (extent := largest_extent(local)) > BLAS_INT:
         raise LayoutError(

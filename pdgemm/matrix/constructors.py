@@ -185,8 +185,8 @@ class Constructors(MatrixBase):
     ) -> Self:
         """Make a matrix of random numbers, which depend on the seed but not on grid and layout.  Collective.
 
-        kind : "uniform" on [0, 1), for int8 on -128 to 127, or "normal" with mean 0 and variance 1; other arguments as
-               for `empty`.
+        kind : "uniform" on [0, 1), for integers on all numbers of the type, or "normal" with mean 0 and variance 1;
+               other arguments as for `empty`.
         """
         grid, dtype = _grid_of(layout), layout.get("dtype", LAYOUT["dtype"])
         with together(communicator_of(grid)) as arguments:

@@ -22,27 +22,21 @@ from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.run_report import VectorTraffic, count_vectors, report_of_move
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import as_count, shown
-from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
-from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.local.arrays.elementwise import set_elements
 from pdgemm.local.arrays.folds import (
-    RUN,
+    FOLDS,
     Fold,
     Parts,
-    add,
-    added,
-    at_a_time,
-    by_ufunc,
-    first,
-    floating,
-    number_like,
+    halved,
+    of_one_element,
+    parts_along,
     result_type,
     same,
     variance,
     vector_norm,
     weighted_sums,
-    widened,
 )
 from pdgemm.matrix.gather import planned
 from pdgemm.matrix.matrix_base import MatrixBase, on_diagonal
@@ -109,48 +103,47 @@ class Reductions(MatrixBase):
     @_number
     def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the sum of the elements.  Collective."""
-        return self._reduced(add("sum", same), axis, keepdims)
+        return self._reduced(FOLDS["sum"], axis, keepdims)
 
     @_number
     def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the mean of the elements.  Collective."""
-        mean = add("mean", lambda sums, n: sums / number_like(n, sums), np.nan, floating)
-        return self._reduced(mean, axis, keepdims)
+        return self._reduced(FOLDS["mean"], axis, keepdims)
 
     @_number
     def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the product of the elements.  Collective."""
-        return self._reduced(by_ufunc("prod", np.multiply, np.prod, added, 1), axis, keepdims)
+        return self._reduced(FOLDS["prod"], axis, keepdims)
 
     @_number
     def min(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the least element; NaN if any element is NaN.  Collective."""
-        return self._reduced(by_ufunc("min", np.minimum, np.min, widened), axis, keepdims)
+        return self._reduced(FOLDS["min"], axis, keepdims)
 
     @_number
     def max(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the largest element; NaN if any element is NaN.  Collective."""
-        return self._reduced(by_ufunc("max", np.maximum, np.max, widened), axis, keepdims)
+        return self._reduced(FOLDS["max"], axis, keepdims)
 
     @_truth
     def any(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether any element is not 0.  Collective."""
-        return self._reduced(by_ufunc("any", np.logical_or, np.any, widened, False), axis, keepdims)
+        return self._reduced(FOLDS["any"], axis, keepdims)
 
     @_truth
     def all(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether all elements are not 0.  Collective."""
-        return self._reduced(by_ufunc("all", np.logical_and, np.all, widened, True), axis, keepdims)
+        return self._reduced(FOLDS["all"], axis, keepdims)
 
     @_index
     def argmin(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first least element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(first("argmin", np.argmin, np.min, np.less), axis, keepdims)
+        return self._reduced(FOLDS["argmin"], axis, keepdims)
 
     @_index
     def argmax(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first largest element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(first("argmax", np.argmax, np.max, np.greater), axis, keepdims)
+        return self._reduced(FOLDS["argmax"], axis, keepdims)
 
     @overload
     def var(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...
@@ -250,7 +243,7 @@ class Reductions(MatrixBase):
                 kind = result_type(fold, self.dtype)
         recorder = Recorder()
         counted = recorder.traffic
-        schedule = _schedule(self, _nothing(fold, self.dtype), axis) if count else None
+        schedule = _schedule(self, of_one_element(fold, self.dtype), axis) if count else None
         with np.errstate(all="ignore"), spans.timed("reduce", self.stored.nbytes):
             if schedule is None:
                 length = 1 if axis is None else layout.shape[1 - axis]
@@ -282,43 +275,6 @@ class Reductions(MatrixBase):
         return type(self)(local, grid, Distribution(rows, cols), "C")
 
 
-# ---------------------------------------------------------------- on one rank
-def _reduce(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
-    """Return the accumulators of a non-empty array along an axis, on the host.
-
-    indices : the global indices along the axis.
-    """
-    most = at_a_time(x, fold.most)
-    if abs(x.strides[0]) < abs(x.strides[1]):
-        x, axis = x.T, 1 - axis
-    rows, cols = x.shape
-    if axis == 1:  # along rows, which are contiguous
-        results = [fold.local(x[slab], 1, indices) for slab in slabs(rows, cols, most)]
-    else:
-        wide = min(cols, most // RUN)
-        stripes = (x[:, start : start + wide] for start in range(0, cols, wide))
-        cuts = [*slabs(rows, wide, most)]
-        results = [_joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
-    return tuple(map(to_host, results[0] if len(results) == 1 else map(np.concatenate, zip(*results))))
-
-
-def _joined(parts: list[Parts], fold: Fold) -> Parts:
-    """Join accumulators pairwise, in a binary tree."""
-    while len(parts) > 1:
-        pairs = [fold.join(a, b) for a, b in zip(parts[::2], parts[1::2])]
-        parts = pairs + parts[len(pairs) * 2 :]
-    return parts[0]
-
-
-def _halved(parts: Parts, fold: Fold) -> Parts:
-    """Join the accumulators of all columns into one, by halving."""
-    while (n := len(parts[0])) > 1:
-        half = n // 2
-        joined = fold.join(tuple(x[:half] for x in parts), tuple(x[half : 2 * half] for x in parts))
-        parts = tuple(np.concatenate([x, y[2 * half :]]) for x, y in zip(joined, parts))
-    return parts
-
-
 # ---------------------------------------------------------------- on all ranks
 def _schedule(A: Reductions, empty: Parts, axis: int | None) -> ToAllRanks:
     return reduction_stages(A.distribution, A.grid.rank_map, A.grid.size, axis, len(empty), empty[0].dtype)
@@ -326,14 +282,14 @@ def _schedule(A: Reductions, empty: Parts, axis: int | None) -> ToAllRanks:
 
 def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
     """Return the accumulators of each column (axis 0) or row (axis 1), on every rank.  Collective."""
-    grid, layout, empty = A.grid, A.distribution, _nothing(fold, A.dtype)
+    grid, layout, empty = A.grid, A.distribution, of_one_element(fold, A.dtype)
     (reduced, i), (kept, j) = [*zip((layout.rows, layout.cols), grid.coords)][:: 1 - 2 * axis]
     starts = np.cumsum([0, *(kept.count(part) for part in range(kept.parts))])
     vectors: Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # ordered by owner
     own: Parts = tuple(x[starts[j] : starts[j + 1]] if j >= 0 else x[:0] for x in vectors)
     with together(grid.comm, devices.of(A.stored) is not None):  # a device may lack memory on one rank
         if kept.count(j) and reduced.count(i):
-            for x, y in zip(own, _reduce(A.local, axis, fold, reduced.indices(i))):
+            for x, y in zip(own, parts_along(A.local, axis, fold, reduced.indices(i))):
                 x[:] = y
     for stage, parts in zip(_schedule(A, empty, axis).stages, (own, own, vectors, vectors)):
         carry_out(stage.of(grid.rank), grid.comm, parts, counted, fold.join)
@@ -346,11 +302,11 @@ def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
 
 def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
     """Return the accumulators of all elements together, on every rank.  Collective."""
-    grid, vectors = A.grid, _nothing(fold, A.dtype)
+    grid, vectors = A.grid, of_one_element(fold, A.dtype)
     up, down = _schedule(A, vectors, None).stages
     with together(grid.comm, devices.of(A.stored) is not None):
         if up.of(grid.rank):
-            vectors = tuple(np.ascontiguousarray(x) for x in _halved(_of_all_elements(A, fold), fold))
+            vectors = tuple(np.ascontiguousarray(x) for x in halved(_of_all_elements(A, fold), fold))
     for stage in (up, down):
         carry_out(stage.of(grid.rank), grid.comm, vectors, counted, fold.join)
     return vectors
@@ -360,18 +316,12 @@ def _of_all_elements(A: Reductions, fold: Fold) -> Parts:
     """Return the accumulators of this rank's elements, on the host: one for each row, or for all elements.  Local."""
     x, (rows, cols) = A.local, A.indices()
     if fold.indexed:
-        values, places = _reduce(x, 1, fold, cols)
+        values, places = parts_along(x, 1, fold, cols)
         return values, rows * A.shape[1] + places
     line = x.reshape(1, -1) if x.flags.c_contiguous else x.T.reshape(1, -1) if x.flags.f_contiguous else None
     if line is None:
-        return _reduce(x, 1, fold, cols)
-    pieces = (line[:, at : at + most] for most in [at_a_time(x, fold.most)] for at in range(0, x.size, most))
-    return tuple(map(to_host, _joined([fold.local(piece, 1, cols[:0]) for piece in pieces], fold)))
-
-
-def _nothing(fold: Fold, dtype: np.dtype) -> Parts:
-    """Return the accumulator of one element; it fixes the number and types of all accumulators."""
-    return fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64))
+        return parts_along(x, 1, fold, cols)
+    return parts_along(line, 1, fold, cols[:0])
 
 
 def _axis(axis: Any) -> int | None:

@@ -24,14 +24,14 @@ from pdgemm.names import DeviceName, DType, RandomKind
 from pdgemm.planning.tensors.tensor_layouts import default_layout
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.tensor_functions import TensorFunctions
+from pdgemm.tensors.tensor_indexing import TensorIndexing
 from pdgemm.tensors.tensor_moves import in_layout
-from pdgemm.tensors.tensor_parts import TensorParts
 from pdgemm.tensors.tensor_reductions import TensorReductions
 
 Axes = Sequence[int]
 
 
-class DistTensor(TensorParts, TensorReductions, TensorFunctions):
+class DistTensor(TensorIndexing, TensorReductions, TensorFunctions):
     """A dense array of any number of dimensions, distributed over the ranks of a ProcessGrid.
 
     unfolding : the DistMatrix that has the elements; its rows enumerate the indices of some axes, its columns those of

@@ -25,7 +25,16 @@ from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
 from pdgemm.planning.tensors.contractions import ELEMENTWISE, STACK, Contraction, aligned_layout
-from pdgemm.planning.tensors.einsum_plan import Diagonal, EinsumPlan, Joint, Move, Single, machine_beneath, plan_of
+from pdgemm.planning.tensors.einsum_plan import (
+    Diagonal,
+    EinsumPlan,
+    Joint,
+    Move,
+    Single,
+    machine_beneath,
+    plan_of,
+    sums_dtype,
+)
 from pdgemm.planning.tensors.expression import Expression, parsed
 from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.support.agreement import agree_if_later, together
@@ -88,6 +97,8 @@ def einsum(
     if out is not None:
         return out
     kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
+    if C.dtype == np.int32 and kind.narrow_products:
+        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     return kind(C.unfolding, C.layout)._result()
 
 
@@ -153,7 +164,8 @@ def _one_slice(
 def _added(C: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work) -> DistTensor:
     """Return out := alpha C + beta out; a new tensor if out is None."""
     if out is None:
-        return C * alpha if np.any(alpha != 1) else C.copy()
+        factor = np.asarray(alpha).astype(C.dtype)[()] if C.dtype.kind in "iu" else alpha  # -1 modulo 2^bits
+        return C * factor if alpha != 1 else C.copy()
     work.add(out.unfolding, alpha, _moved(C, out.layout, work).unfolding, beta)
     return out
 
@@ -170,8 +182,9 @@ def _single(step: Single, x: DistTensor, work: Work) -> DistTensor:
     if isinstance(step, Diagonal):
         return _diagonal(x, step.axes[0], step.axes[1:])
     y = work.did(x.sum(step.axes, keepdims=True))
-    if y.dtype != x.dtype and all(x.shape[axis] == 1 for axis in step.axes):  # no sum of integers
-        y = y.with_elements(y.layout, x.dtype, lambda: y.local)
+    if y.dtype != (dtype := sums_dtype(x, step.axes)):
+        wide = y
+        y = wide.with_elements(wide.layout, dtype, lambda: wide.local)
     return DistTensor(y.unfolding, y.layout.without(step.axes))
 
 
@@ -222,7 +235,7 @@ def _elementwise(x: Contraction, A: DistTensor, B: DistTensor, alpha: Any, work:
     a, b = parts
     dtype = dtypes.product(A.dtype, B.dtype)
     inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
-    product = lambda: inner.type(alpha) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
+    product = lambda: np.asarray(alpha).astype(inner) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
     return A.with_elements(x.C, dtype, product)
 
 

@@ -27,6 +27,8 @@ Axis = int | tuple[int, ...] | None  # axes of a reduction; None: all
 class TensorBase:
     """A DistMatrix, `unfolding`, and the axes that its rows and columns enumerate, `layout`."""
 
+    narrow_products = False  # whether products of int8 are int8, as in NumPy, and not int32
+
     def __init__(self, unfolding: DistMatrix, layout: TensorLayout) -> None:
         """Make a tensor of a matrix without checking that it fits the layout.  Local; `A.tensor` checks."""
         self.unfolding, self.layout = unfolding, layout

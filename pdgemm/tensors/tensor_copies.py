@@ -65,7 +65,7 @@ def roll(T: Any, shift: Any, axis: Any = None) -> Any:
         ahead = total[x] % max(n, 1)
         rolled = type(T).empty(T.shape, grid=T.grid, dtype=T.dtype, device=T.device, layout=T.layout)
         for start, part in ((ahead, T[(*before, slice(n - ahead))]), (0, T[(*before, slice(n - ahead, n))])):
-            rolled.put([start if y == x else 0 for y in range(T.ndim)], part)
+            rolled[(*before, slice(start, start + part.shape[x]))] = part
         T = rolled
     return T
 

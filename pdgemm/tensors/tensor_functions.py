@@ -10,7 +10,9 @@ import numpy as np
 
 import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.tensors import tensor_fft, tensor_linalg
 from pdgemm.tensors.broadcast_operands import as_operands
+from pdgemm.tensors.tensor_axes import FUNCTIONS as ALONG_AXES
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_copies import (
     broadcast_to,
@@ -27,6 +29,7 @@ from pdgemm.tensors.tensor_copies import (
     vecdot,
 )
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
+from pdgemm.tensors.tensor_sorting import FUNCTIONS as OF_SORTED
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -89,18 +92,11 @@ def _as_method(name: str, function: Callable[..., Any], arguments: Any, options:
     return method(*named.values()) if any(x.kind is x.VAR_POSITIONAL for x in takes.values()) else method(**named)
 
 
-def _matmul(a: Any, b: Any) -> Any:
-    """Return products of matrices along the last two axes, as numpy.matmul."""
-    (left, i), (right, k) = (("ij", "i"), ("jk", "k"))
-    if np.ndim(a) == 1:
-        left, i = "j", ""
-    if np.ndim(b) == 1:
-        right, k = "j", ""
-    return pdgemm.einsum(f"...{left},...{right}->...{i}{k}", a, b)
-
-
-_PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: _matmul, np.vecdot: vecdot}
-_NAMES = ("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "transpose", "reshape", "ravel", "squeeze")
+_PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: tensor_linalg.matmul, np.vecdot: vecdot}
+_NAMES = (
+    *("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "argmin", "argmax", "count_nonzero"),
+    *("transpose", "reshape", "ravel", "squeeze"),
+)
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -108,10 +104,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     for x in (
         *(concatenate, stack, moveaxis, swapaxes, expand_dims),
         *(flip, roll, tile, repeat, unstack, broadcast_to, tril, triu, diagonal, trace),
+        *(*ALONG_AXES, *OF_SORTED),
     )
 } | {
     "numpy.cross": cross,
-    "numpy.linalg.cross": cross,
     "numpy.concat": concatenate,
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,
@@ -119,6 +115,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "numpy.einsum": lambda *x, **options: pdgemm.einsum(*x, **options),
     "numpy.tensordot": lambda *x, **options: pdgemm.tensordot(*x, **options),
 }
+_FUNCTIONS |= {f"numpy.linalg.{x.__name__}": x for x in tensor_linalg.FUNCTIONS}
+_FUNCTIONS |= {f"numpy.fft.{x.__name__}": x for x in tensor_fft.FUNCTIONS}
 # functions of matrices that have one value for each element, or compare all elements
 _ELEMENTWISE = {f"numpy.{name}" for name in ("where", "clip", "round", "around", "isclose", "allclose", "array_equal")}
 _ELEMENTWISE |= {f"numpy.{name}" for name in ("nan_to_num", "real", "imag", "fix", "isneginf", "isposinf")}

@@ -39,9 +39,8 @@ def concatenate(tensors: Sequence[Any], axis: int = 0) -> Any:
     result = type(first).empty(shape, grid=first.grid, dtype=dtype, device=first.device)
     work, ends = Work("concatenate"), np.cumsum([x.shape[at] for x in tensors]).tolist()
     for x, end in zip(tensors, ends):
-        moved = result.put([end - x.shape[at] if axis == at else 0 for axis in range(first.ndim)], x)
-        if moved is not x:
-            work.did(moved)
+        result[(*(slice(None),) * at, slice(end - x.shape[at], end))] = x
+        work.did(result)
     work.reported(result.unfolding, 1)
     return result
 

@@ -33,20 +33,23 @@ def in_layout(
     pairs: Pairs = NO_PAIRS,
     name: str = "move",
     memory_limit: int | None = None,
+    out: DistMatrix | None = None,
 ) -> Tensor:
     """Return a copy of T in another layout, or T itself if it has this layout.  Collective over the grid of T.
 
     target : the layout of the result, whose axis k is axis k of T.
     pairs  : for an axis of which only some indices are copied, the pairs of an index of T and an index of the result.
     memory_limit : bytes per rank for the message buffers.
+    out    : the matrix of a tensor in the layout `target`, which gets the elements; it shares no memory with T.
 
     The local arrays of T are copied once, with their axes in the order of the result.  If each rank keeps its elements,
     that is all; otherwise they are packed, sent and unpacked.  `.report` has the words that were sent.
     """
-    if not pairs and T.layout.same_owners(target):
+    if out is None and not pairs and T.layout.same_owners(target):
         return T
     start, grid, X = perf_counter(), T.grid.base, T.unfolding
     layout, stays = matrix_to_read(T.layout, target, T.dtype), not pairs and stays_in_place(T.layout, target)
+    stays = stays and out is None
     there = grid.reshaped(target.grid_shape, target.rank_map)
     here = grid.reshaped(layout.distribution.grid_shape, layout.rank_map)
     with (agreement := together(grid.comm)) as arguments:
@@ -57,12 +60,14 @@ def in_layout(
         in_place = bool(ordered.flags.c_contiguous) and (shares or not grid.shares_memory)
         shape = layout.distribution.local_shape(here.coords)
         local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
-        if not stays:
+        if out is not None:
+            local = out.stored
+        elif not stays:
             local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))
         readable = shares if in_place else is_readable(read, here)
         agreement.flag = not readable or not is_readable(local, there)
     shared = not agreement.flag
-    result = DistMatrix(local, there, target.matrix, "C", shared=shared)
+    result = DistMatrix(local, there, target.matrix, "C", shared=shared) if out is None else out
     if not stays:
         source = DistMatrix(read, here, layout.distribution, "C", shared=shared)
         copy_pairs(name, source, result, index_products(T.layout, target, pairs), start, memory_limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Self
@@ -11,14 +10,12 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic
-from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays.device import Array, beside
-from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase
 from pdgemm.tensors.tensor_moves import in_layout
-from pdgemm.tensors.tensor_shapes import new_shape, parsed_key, pieces_of, readable, reread
+from pdgemm.tensors.tensor_shapes import new_shape, pieces_of, readable, reread
 
 
 class TensorParts(TensorBase):
@@ -52,43 +49,6 @@ class TensorParts(TensorBase):
         if any(self.shape[x] != 1 for x in gone):
             raise ArgumentError(f"only axes of extent 1 are dropped; axis={axis} of a tensor of shape {self.shape}")
         return self.reshape([n for x, n in enumerate(self.shape) if x not in gone])
-
-    def __getitem__(self, key: Any) -> Any:
-        """Return a part, as NumPy's basic indexing: slices of any step, indices, `...`, None; a list for an axis.
-
-        A number or an array of one axis is on every rank, any other part a new tensor.  Nothing is sent, unless an
-        axis that is divided is indexed by a number, a list or a slice whose step is not 1.  Collective.
-        """
-        with together(self.grid.comm) as arguments:
-            picks, dropped, new, first = parsed_key(key, self.shape)
-            arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
-            apart = [x for x in self.layout.divided if x in dropped or not isinstance(picks.get(x, range(0)), range)]
-        shape = [len(picks.get(axis, range(n))) for axis, n in enumerate(self.shape)]
-        if apart:
-            kept = [x for x in range(self.ndim) if x not in dropped]
-            target = self.default_layout([shape[x] for x in kept]).expanded(dropped)
-            pairs = {x: IndexPairs(np.asarray(indices), np.arange(len(indices))) for x, indices in picks.items()}
-            part = in_layout(self, target, pairs, name="T[...]")
-        else:
-            part = self._windowed(picks)
-        part = type(self)(part.unfolding, part.layout.without(dropped))
-        part = part.expanded(new)
-        if first:
-            part = part.transpose([first, *range(first), *range(first + 1, part.ndim)])
-        return part._result() if self.ndim > 1 else part
-
-    def put(self, start: Sequence[int], part: Self) -> Self:
-        """Set the box of the shape of `part` whose first indices are `start` to the elements of `part`.  Collective.
-
-        part : a tensor on the ranks of this one, of its type, in any layout.
-
-        Returns `part` in the layout of this box, whose report has the words that were sent.
-        """
-        layout, key = self._window({axis: range(i, i + n) for axis, (i, n) in enumerate(zip(start, part.shape))})
-        part = in_layout(part, layout, name="put")
-        if part.local.size:
-            set_broadcast(self.local[key], part.local)
-        return part
 
     def _windowed(self, picks: dict[int, Any]) -> Self:
         """Return a copy of some indices of each axis; those of an axis that is divided follow each other.  Local."""

@@ -1,17 +1,31 @@
-"""Reductions of tensors over any axes: sums, products, extrema, truth values, means and variances."""
+"""Reductions of tensors over any axes: sums, products, extrema and their places, truth values, moments and norms."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from math import prod
-from typing import Any, Self
+from typing import Any, cast
 
 import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.work import Work
-from pdgemm.local.arrays.device import Array
-from pdgemm.local.arrays.dtypes import NARROW, TYPE
-from pdgemm.local.arrays.elementwise import supported
+from pdgemm.local.arrays.device import Array, to_host
+from pdgemm.local.arrays.folds import (
+    FOLDS,
+    READ,
+    Fold,
+    Parts,
+    halved,
+    of_one_element,
+    parts_along,
+    result_type,
+    same,
+    variance,
+    vector_norm,
+)
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase
@@ -22,109 +36,159 @@ class TensorReductions(TensorBase):
     """The reductions of a tensor over some axes, all by default.  Collective.
 
     A result without axes is a number, one of a single axis an array, both on every rank; any other is a tensor.
-    Types are as in NumPy.  Cost: each rank's elements are read once; where a divided axis is reduced, the partial
-    results of each rank are sent once.
+    Types, NaN and the errors of sums are as for a DistMatrix.  Cost: each rank's elements are read once, and those
+    that are not contiguous copied in pieces; where a divided axis is reduced, the partial results of each rank are sent
+    once.
     """
 
-    def _reduced(self, name: str, axis: Axis, keepdims: bool, rounded: bool = True) -> Any:
-        """Return a reduction of some axes: a number or an array of one axis on every rank, otherwise a tensor.
-
-        rounded : whether sums of 16-bit numbers, which are added in float32, are rounded to 16 bits at the end.
+    def _reduced(self, reduction: Fold | Callable[[], Fold], axis: Axis, keepdims: bool) -> Any:
+        """Reduce some axes by a Fold, or by the Fold that a function returns, whose errors are raised on all ranks.
 
         Each rank reduces its elements.  Partial results of an axis that is divided are then moved so that a rank has
-        all those of some results, which it reduces.
+        all those of some results, which it joins.
         """
-        act = getattr(np, name)
-        with together(self.grid.comm) as arguments:
+        with together(self.grid.comm) as arguments, np.errstate(all="ignore"):
+            fold = reduction() if callable(reduction) else reduction
             gone = self.axes_of(axis)
-            arguments += [name, gone, keepdims, str(self.layout), self.dtype]
-            if name in ("min", "max") and not prod(self.shape[x] for x in gone):
-                raise ArgumentError(f"{name} of no elements: axis={axis} of a tensor of shape {self.shape}")
-            dtype = act(np.ones(1, self.dtype)).dtype
-        wide = TYPE[dtype].sums_dtype if dtype in NARROW and name in ("sum", "prod") else dtype
-        part = self._partly(name, gone, wide)
-        if set(gone) & set(self.layout.divided):
-            there = in_layout(part, undivided(part.layout, gone, self.grid.members), name=name)
-            part = there._partly(name, gone, wide)
-            part.unfolding.report = there.unfolding.later_report
-        if rounded and wide != dtype:
-            report, part = part.later_report, part.astype(dtype)
-            part.unfolding.report = report
-        return part if keepdims else type(self)(part.unfolding, part.layout.without(gone))._result()
+            arguments += [fold.name, gone, keepdims, str(self.layout), self.dtype]
+            count = prod(self.shape[x] for x in gone)
+            if not count and fold.empty is None:
+                raise ArgumentError(f"{fold.name} of no elements: axis={axis} of a tensor of shape {self.shape}")
+            dtype, nothing = result_type(fold, self.dtype), of_one_element(fold, self.dtype)
+        work, layout, mine = Work(fold.name), partial_layout(self.layout, gone), list[Parts]()
 
-    def _partly(self, name: str, gone: tuple[int, ...], dtype: np.dtype) -> Self:
-        """Return the reductions of each rank's elements: an axis that is divided has one index for each part."""
-        there = partial_layout(self.layout, gone)
-        return self.with_elements(there, dtype, lambda: _fold(name, self.local, gone, dtype))
+        def part(at: int) -> Array:
+            if not mine:
+                mine.append(_parts_of(self, fold, gone, nothing))
+            return mine[0][at]
+
+        def result() -> np.ndarray:
+            if not count:
+                return np.full((), fold.empty, dtype)
+            return fold.result(_joined(fold, [x.local for x in parts], gone, self), count).astype(dtype)
+
+        kinds = [x.dtype for x in nothing] if count else []
+        parts = [self.with_elements(layout, kind, partial(part, at)) for at, kind in enumerate(kinds)]
+        if layout.divided_among(gone):
+            layout = undivided(layout, gone, self.grid.members)
+            parts = [work.did(in_layout(x, layout, name=fold.name)) for x in parts]
+        with np.errstate(all="ignore"):
+            whole = parts[0] if parts else self
+            whole = whole.with_elements(partial_layout(layout, gone), dtype, result)
+        whole = whole if keepdims else type(self)(whole.unfolding, whole.layout.without(gone))
+        work.reported(whole.unfolding, 1)
+        return whole if keepdims else whole._result()
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return sums over some axes, all by default; of 16-bit numbers in float32.  Collective."""
-        return self._reduced("sum", axis, keepdims)
+        return self._reduced(FOLDS["sum"], axis, keepdims)
 
     def prod(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return products over some axes, all by default.  Collective."""
-        return self._reduced("prod", axis, keepdims)
+        return self._reduced(FOLDS["prod"], axis, keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return least elements over some axes, all by default.  Collective."""
-        return self._reduced("min", axis, keepdims)
+        return self._reduced(FOLDS["min"], axis, keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return largest elements over some axes, all by default.  Collective."""
-        return self._reduced("max", axis, keepdims)
+        return self._reduced(FOLDS["max"], axis, keepdims)
+
+    def argmin(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the indices of the first least elements along an axis, or among all by default.  Collective."""
+        return self._reduced(FOLDS["argmin"], axis, keepdims)
+
+    def argmax(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the indices of the first largest elements along an axis, or among all by default.  Collective."""
+        return self._reduced(FOLDS["argmax"], axis, keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return whether any element over some axes, all by default, is not 0.  Collective."""
-        return self._reduced("any", axis, keepdims)
+        return self._reduced(FOLDS["any"], axis, keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return whether all elements over some axes, all by default, are not 0.  Collective."""
-        return self._reduced("all", axis, keepdims)
+        return self._reduced(FOLDS["all"], axis, keepdims)
+
+    def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
+        return cast(Any, np.not_equal)(self, 0).sum(axis, keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return means over some axes, all by default.  Collective."""
-        return self._moment("mean", axis, keepdims)
-
-    def _moment(self, name: str, axis: Axis, keepdims: bool, ddof: float = 0) -> Any:
-        """Return means, variances or standard deviations over some axes, of 16-bit numbers computed in float32.
-
-        The report of a tensor has the words of the sums, and of the means that are subtracted.
-        """
-        work, terms = Work(name), self
-        if name != "mean":
-            apart = np.abs(work.did(self - self._divided(work, axis, True, 0)))
-            terms = apart * apart
-        result = terms._divided(work, axis, keepdims, ddof)
-        result = np.sqrt(result) if name == "std" else result
-        result = result.astype(self.dtype) if self.dtype in NARROW else result
-        if isinstance(result, TensorBase):
-            work.reported(result.unfolding, 1)
-        return result
-
-    def _divided(self, work: Work, axis: Axis, keepdims: bool, ddof: float) -> Any:
-        """Return sums over some axes, divided by the number of their elements less `ddof`."""
-        total = work.did(self._reduced("sum", axis, keepdims, rounded=False))
-        with np.errstate(all="ignore"):
-            return np.true_divide(total, max(prod(self.shape[x] for x in self.axes_of(axis)) - ddof, 0))
+        return self._reduced(FOLDS["mean"], axis, keepdims)
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return variances over some axes, all by default: sums of |x - mean|^2 / (n - ddof).  Collective."""
-        return self._moment("var", axis, keepdims, ddof)
+        return self._reduced(lambda: variance("var", ddof, same), axis, keepdims)
 
     def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return standard deviations over some axes, the square roots of `var`.  Collective."""
-        return self._moment("std", axis, keepdims, ddof)
+        return self._reduced(lambda: variance("std", ddof, np.sqrt), axis, keepdims)
+
+    def vector_norm(self, ord: float = 2, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return norms of the vectors along some axes, all by default; `ord` as for a DistMatrix.  Collective."""
+        return self._reduced(lambda: vector_norm(ord), axis, keepdims)
 
 
-def _fold(name: str, x: Array, axes: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Return a reduction of an array with its axes kept; of no elements, the value that changes no other one."""
-    if name in ("min", "max") and not x.size:
-        shape = [1 if at in axes else n for at, n in enumerate(x.shape)]
-        ends = (np.iinfo(dtype).max, np.iinfo(dtype).min) if dtype.kind in "iu" else (np.inf, -np.inf)
-        end: Any = name == "min" if dtype.kind == "b" else ends[name == "max"]
-        return np.full(
-            shape, complex(end, end) if dtype.kind == "c" else end
-        )  # complex numbers are ordered by both parts
-    x = supported(x)
-    wide = {"dtype": dtype} if name in ("sum", "prod") else {}
-    return getattr(np, name)(x, axis=axes, keepdims=True, **wide)
+def _parts_of(T: TensorBase, fold: Fold, gone: Sequence[int], nothing: Parts) -> Parts:
+    """Return the partial results of this rank's elements, on the host, with an extent of 1 along the axes `gone`.
+
+    Axes are ordered as in memory, so that elements of contiguous axes are not copied.  A fold that finds indices
+    reduces the longest axis first, and joins the indices of the others.
+    """
+    x, indices = T.local, T.indices()
+    small = [1 if axis in gone else n for axis, n in enumerate(x.shape)]
+    if not x.size:  # another rank has elements
+        return tuple(np.zeros(small, part.dtype) for part in nothing)
+    inner = sorted(gone, key=lambda axis: -x.shape[axis])[:1] if fold.indexed else [*gone]
+    outer = [axis for axis in range(x.ndim) if axis not in inner]
+    for axes in (inner, outer):
+        axes.sort(key=lambda axis: -abs(x.strides[axis]))
+    line = indices[inner[0]] if fold.indexed and inner else np.zeros(1, np.int64)
+    pieces = [parts_along(y, 1, fold, line) for y in _matrices(x.transpose(outer + inner), len(outer))]
+    back = sorted(range(len(outer)), key=outer.__getitem__)
+    parts = tuple(np.concatenate(x).reshape([T.local.shape[a] for a in outer]).transpose(back) for x in zip(*pieces))
+    parts = tuple(np.expand_dims(part, tuple(inner)) for part in parts)
+    if not fold.indexed or len(gone) == len(inner):
+        return tuple(part.reshape(small) for part in parts)
+    lines = np.ix_(*(np.zeros(1, np.int64) if axis in inner else each for axis, each in enumerate(indices)))
+    along = [parts[1] if axis in inner else lines[axis] for axis in sorted(gone)]
+    parts = parts[0], np.ravel_multi_index(np.broadcast_arrays(*along), [T.shape[axis] for axis in sorted(gone)])
+    return tuple(x.reshape(small) for x in halved(_lines(parts, gone), fold))
+
+
+def _joined(fold: Fold, parts: Sequence[Array], gone: Sequence[int], T: TensorBase) -> Parts:
+    """Return the joins of partial results along the axes `gone`, which have an index for each part of an axis of T."""
+    small = [1 if axis in gone else n for axis, n in enumerate(parts[0].shape)]
+    present = [
+        [part for part in range(n) if axis not in gone or n == 1 or T.layout.dim(axis).count(part)]
+        for axis, n in enumerate(parts[0].shape)
+    ]
+    return tuple(x.reshape(small) for x in halved(_lines([to_host(x)[np.ix_(*present)] for x in parts], gone), fold))
+
+
+def _lines(parts: Sequence[np.ndarray], gone: Sequence[int]) -> Parts:
+    """Return arrays with the axes `gone` as the first axis, and the others as the second one."""
+    order = [*gone, *(axis for axis in range(parts[0].ndim) if axis not in gone)]
+    return tuple(x.transpose(order).reshape(prod(x.shape[axis] for axis in gone), -1) for x in parts)
+
+
+def _matrices(x: Array, n: int) -> Iterator[Array]:
+    """Yield the elements as matrices whose rows enumerate the first n axes, without a copy if strides allow it."""
+    x = x if n else x[None]
+    n = max(n, 1)
+    cols = prod(x.shape[n:])
+    if all(_merges(x.shape[some], x.strides[some]) for some in (slice(n), slice(n, None))):
+        yield x.reshape(-1, cols)
+        return
+    step = max(1, READ * len(x) // x.size)
+    for start in range(0, len(x), step):
+        yield x[start : start + step].reshape(-1, cols)
+
+
+def _merges(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether axes are one axis of equal strides."""
+    long = [(n, stride) for n, stride in zip(shape, strides) if n > 1]
+    return all(stride == m * each for (_, stride), (m, each) in pairwise(long))

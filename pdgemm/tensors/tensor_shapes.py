@@ -1,4 +1,4 @@
-"""Shapes and keys of tensors: reshapes as runs of axes that are joined and split, and the indices that a key picks."""
+"""Shapes of tensors: reshapes as runs of axes that are joined and split."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.errors import KeyIndexError, LayoutError
+from pdgemm.errors import LayoutError
 from pdgemm.grids.tensor_layout import TensorLayout
-from pdgemm.local.arrays.arguments import shown
-from pdgemm.local.arrays.keys import picked_along
 
 Pieces = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -83,39 +81,3 @@ def readable(T: Any, shape: tuple[int, ...], pieces: Pieces) -> TensorLayout:
             dim = replace(dim, block=-(-dim.block // unit) * unit)
         first.append(dim)
     return replace(layout, first=(first[0], first[1]))
-
-
-def parsed_key(key: Any, shape: tuple[int, ...]) -> tuple[dict[int, Any], list[int], list[int], int]:
-    """Return the indices by axis, the axes that are dropped, the places of new axes in the result, and an axis of it.
-
-    The indices are a range of step 1, or an array.  The axis of the result becomes its first one: that of a list, if an
-    index stands apart from the list (as in NumPy), or axis 0.  Raises KeyIndexError.
-    """
-    keys = list(key) if isinstance(key, tuple) else [key]
-    taken = sum(x is not None and x is not ... for x in keys)
-    if taken > len(shape) or sum(x is ... for x in keys) > 1:
-        raise KeyIndexError(f"a tensor of shape {shape} has {len(shape)} axes and takes one `...`, got {shown(key)}")
-    if not any(x is ... for x in keys):
-        keys.append(...)
-    at = next(at for at, x in enumerate(keys) if x is ...)
-    keys[at : at + 1] = [slice(None)] * (len(shape) - taken)
-    picks, dropped, new, axis, place = dict[int, Any](), list[int](), list[int](), 0, 0
-    for x in keys:
-        if x is None:
-            new.append(place)
-            place += 1
-            continue
-        one = picked_along(axis, x, shape[axis])
-        if one.dropped:
-            dropped.append(axis)
-        place += not one.dropped
-        if one.dropped or not isinstance(one.indices, range) or len(one.indices) != shape[axis]:
-            picks[axis] = one.indices
-        axis += 1
-    lists = [at for at, x in enumerate(keys) if isinstance(x, (list, range, np.ndarray)) and np.ndim(x) > 0]
-    if len(lists) > 1:
-        raise KeyIndexError("one axis of a tensor may be indexed by a list: T[rows][:, cols] for a second one")
-    both = [at for at, x in enumerate(keys) if at in lists or not (x is None or isinstance(x, slice))]
-    if lists and both[-1] - both[0] >= len(both):
-        return picks, dropped, new, sum(x is None or isinstance(x, slice) for x in keys[: lists[0]])
-    return picks, dropped, new, 0

@@ -249,7 +249,7 @@ MUTANTS = [
            "task.wait(slot)", "pass", (f"4 {R}linalg/test_linalg_factors.py",)),
     Mutant("spectral: the error bound ignores values after the k-th", "missing",
            "rest = min(rest, float(s[k] + residuals[k]))", "rest = 0.0", (f"1 {R}eigen/test_linalg_svd.py",)),
-    Mutant("statistics: equal elements of lower ranks are not counted", "_all_sorted",
+    Mutant("statistics: equal elements of lower ranks are not counted", "cuts_of",
            "comm.Exscan(equal, earlier)", "earlier[:] = 0", (f"2 {R}algorithms/test_statistics.py",)),
     Mutant("training: a pass gathers blocks of other chunks", "Run._begin_forward",
            "if not self.chain or self.chain.computes(unit):", "if True:", (f"4 {R}training/test_planned_words.py",)),

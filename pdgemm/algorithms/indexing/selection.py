@@ -14,7 +14,7 @@ import numpy as np
 from pdgemm.algorithms.redistribution import between_nodes, check_buffers, move_report, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.index_map import IndexPairs, IndexProduct, merged
+from pdgemm.grids.index_map import AnyPairs, IndexPairs, merged
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type
@@ -75,7 +75,7 @@ def copy_pairs(
     name: str,
     X: DistMatrix,
     Y: DistMatrix,
-    pairs: Sequence[IndexPairs | IndexProduct],
+    pairs: Sequence[AnyPairs],
     start: float,
     memory_limit: int | None = None,
 ) -> None:
@@ -152,7 +152,7 @@ def assign(A: DistMatrix, key: Any, value: Any) -> None:
     if mask is not None:
         (where,), *_ = fitted("A[mask] = x", (mask,), A)
         with together(A.grid.comm, A.device != devices.HOST):  # a device may be out of memory on one rank
-            _set_under_mask(A.stored, where, _number(value, A.dtype))
+            _set_under_mask(A.stored, where, as_element(value, A.dtype))
     elif isinstance(value, DistMatrix):
         if common.flag:
             with together(A.grid.comm):  # a rank may be out of memory
@@ -174,13 +174,13 @@ def _value_description(value: Any, dtype: np.dtype) -> list[object]:
     if isinstance(value, DistMatrix):
         return ["to a matrix"]
     if not isinstance(value, np.ndarray):
-        return [f"to {_number(value, dtype)}"]
+        return [f"to {as_element(value, dtype)}"]
     if not can_convert(element_type(value.dtype), dtype):
         raise DTypeError(f"{value.dtype} elements cannot become {dtype}")
     return [f"to an array of shape {value.shape}", described_elements(value)]
 
 
-def _number(value: Any, dtype: np.dtype) -> Any:
+def as_element(value: Any, dtype: np.dtype) -> Any:
     """Return a number in the type of elements.  Raises an exception if the type cannot hold the number."""
     filled = np.zeros(1, dtype)
     filled[:] = value
@@ -218,7 +218,7 @@ def _set(A: Any, rows: Picked, cols: Picked, value: Any) -> None:
         _places(dim, x.indices, part)
         for dim, x, part in zip((A.distribution.rows, A.distribution.cols), (rows, cols), (i, j))
     )
-    values = part_of_broadcast(value, from_rows, from_cols) if np.ndim(value) else _number(value, A.dtype)
+    values = part_of_broadcast(value, from_rows, from_cols) if np.ndim(value) else as_element(value, A.dtype)
     if isinstance(down, slice) and isinstance(across, slice):
         target = A.stored[down, across]
         if np.ndim(value) == 0:

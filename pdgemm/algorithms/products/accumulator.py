@@ -23,6 +23,7 @@ from pdgemm.local.blas.local_gemm import (
     prepare,
     prepare_square,
     product_slabs,
+    to_digits,
 )
 from pdgemm.local.blas.slices import SliceBuffers, finite, multiply_slices
 from pdgemm.schedules.products import Product
@@ -80,7 +81,7 @@ class Accumulator:
         if self.arithmetic.emulation and self._add_slices(self.arithmetic.emulation, A, B):
             return
         A, conjugate_a = self._ready(A, self.plan.A, self.workspace["converted A"])
-        B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"])
+        B, conjugate_b = self._ready(B, self.plan.B, self.workspace["converted B"], 0)
         for panel, strip in zip((A, B.T), self.scales):
             self._decode(panel, strip, inner)
         if self.arithmetic.integer:
@@ -171,19 +172,22 @@ class Accumulator:
     def _integers(self, A: Array, B: Array, C: Array) -> Callable[[Any], object]:
         def multiply(beta: Any) -> None:
             scale(beta, C)
-            integer_accumulate(self.alpha, A, B, C, self.workspace["exact"])
+            integer_accumulate(self.alpha, A, B, C, self.workspace["exact"], self.arithmetic.digits)
 
         return multiply
 
     def _slabs(self, A: Array, B: Array, C: Array) -> Iterable[tuple[Array, Array, Array]]:
         return product_slabs(A, B, C) if self.between else [(A, B, C)]
 
-    def _ready(self, panel: Array, layout: Layout, workspace: Array) -> tuple[Array, bool]:
+    def _ready(self, panel: Array, layout: Layout, workspace: Array, inner_axis: int = 1) -> tuple[Array, bool]:
         """Return the panel in the type that BLAS multiplies, and whether BLAS has to conjugate the panel."""
         if not workspace.size:
             return panel, layout.conjugated
         if self.arithmetic.emulation:  # the memory of slices is free, as no slices are formed
             workspace = np.ndarray(panel.size, self.arithmetic.accumulate, workspace)
+        if (digits := self.arithmetic.digits) > 1:
+            rows, cols = (n * digits if axis == inner_axis else n for axis, n in enumerate(panel.shape))
+            return to_digits(panel, held_panel(rows, layout.order, cols, workspace), digits, inner_axis), False
         converted = held_panel(panel.shape[0], layout.order, panel.shape[1], workspace)
         Combine(conjugated=layout.conjugated, through=self.arithmetic.rounded)(converted, panel)
         return converted, False

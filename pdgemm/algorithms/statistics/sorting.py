@@ -46,7 +46,7 @@ def keys_of(A: Any) -> Array:
     For a matrix on a device, the device computes, sorts and stores the keys.
     """
     x = A.local
-    return in_order(_keys, x, np.dtype(f"u{widened(x[:0]).itemsize}"))
+    return in_order(keys_of_elements, x, np.dtype(f"u{widened(x[:0]).itemsize}"))
 
 
 def in_order(act: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:
@@ -57,7 +57,7 @@ def in_order(act: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:
     return values
 
 
-def _keys(x: Array) -> Array:
+def keys_of_elements(x: Array) -> Array:
     """Return the keys of elements, unsorted."""
     x = widened(x)
     bits = x.view(np.dtype(f"u{x.itemsize}"))
@@ -101,6 +101,23 @@ def at_places(keys: Array, places: np.ndarray, comm: MPI.Intracomm) -> np.ndarra
         byte = (less <= places[:, None]).sum(axis=1, keepdims=True)
         low += byte.astype(keys.dtype) << keys.dtype.type(shift)
     return low[:, 0]
+
+
+def cuts_of(keys: Array, ends: np.ndarray, size: int, comm: MPI.Intracomm) -> list[int]:
+    """Return where this rank's sorted keys are cut, so that part k of all ranks has the keys ends[k - 1] to ends[k].
+
+    keys : of `size` in all.   ends : positions in the sorted order of all keys; the first part begins at 0.
+    Of equal keys, those of lower ranks are in earlier parts.  Collective; cost as for `at_places`.
+    """
+    inner = ends[ends < size]
+    first = at_places(keys, inner, comm)  # the first key of each part except part 0
+    left, right = places_in(keys, first, "left"), places_in(keys, first, "right")
+    equal, earlier = right - left, np.zeros(len(inner), np.int64)  # equal keys: on this rank, on lower ranks
+    comm.Exscan(equal, earlier)
+    if comm.rank == 0:
+        earlier[:] = 0
+    taken = np.clip(inner - sum_over_ranks(left, comm) - earlier, 0, equal)
+    return [0, *(left + taken).tolist(), *[len(keys)] * (len(ends) - len(inner) + 1)]
 
 
 def sum_over_ranks(counts: Any, comm: MPI.Intracomm) -> np.ndarray:
@@ -197,15 +214,7 @@ def _all_sorted(a: DistMatrix) -> DistMatrix:
         keys = keys_of(a)
     parts, size = a.grid.shape[0], a.size
     ends = np.minimum(np.arange(1, parts) * BlockCyclic.even(size, parts).block, size)
-    inner = ends[ends < size]
-    first = at_places(keys, inner, comm)  # the first key of each part except part 0
-    left, right = places_in(keys, first, "left"), places_in(keys, first, "right")
-    equal, earlier = right - left, np.zeros(len(inner), np.int64)  # equal elements: on this rank, on lower ranks
-    comm.Exscan(equal, earlier)
-    if comm.rank == 0:
-        earlier[:] = 0
-    taken = np.clip(inner - sum_over_ranks(left, comm) - earlier, 0, equal)
-    cuts = [0, *(left + taken).tolist(), *[len(keys)] * (len(ends) - len(inner) + 1)]
+    cuts = cuts_of(keys, ends, size, comm)
     with together(comm):
         of_keys = partial(elements_of, dtype=a.dtype)
         elements = empty((len(keys), 1), a.dtype, device=of(keys))

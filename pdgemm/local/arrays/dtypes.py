@@ -68,17 +68,18 @@ class ElementType:
 
 _BOTH: Any = {"operand": True, "result": True}
 _HALF: Any = _BOTH | {"sums": "float32", "wire": "uint16", "rounds": True}
+_WORD: Any = _BOTH | {"sums": "int32"}  # modulo 2^32
 _EIGHTH: Any = {"operand": True, "sums": "float32", "wire": "uint8", "hdf5": False}
 TYPES = (
     ElementType("bool"),
     ElementType("int8", operand=True, sums="int32", c_name="signed char", cuda=3),
-    ElementType("int16"),
-    ElementType("int32", result=True, c_name="int", cuda=10, cublas=72),
-    ElementType("int64", c_name="long long"),
-    ElementType("uint8"),
-    ElementType("uint16"),
-    ElementType("uint32"),
-    ElementType("uint64"),
+    ElementType("int16", **_WORD),
+    ElementType("int32", **_BOTH, c_name="int", cuda=10, cublas=72),
+    ElementType("int64", **_BOTH, c_name="long long"),
+    ElementType("uint8", **_WORD),
+    ElementType("uint16", **_WORD),
+    ElementType("uint32", **_WORD),
+    ElementType("uint64", **_BOTH, sums="int64"),
     ElementType("float8_e8m0fnu", sums="float32", wire="uint8", hdf5=False),  # powers of two: scales
     ElementType("float8_e4m3fn", **_EIGHTH),
     ElementType("float8_e5m2", **_EIGHTH),
@@ -152,6 +153,14 @@ def product(a: np.dtype, b: np.dtype) -> np.dtype:
     """Return the type of C where a product is called without C: int32 for int8, else the common type."""
     both = common(a, b)
     return both if both in RESULTS or both not in TYPE else TYPE[both].sums_dtype
+
+
+def multiplies_on_device(dtype: np.dtype, result: bool) -> bool:
+    """Return whether devices multiply matrices of this type, or have it as the type of a result.
+
+    Of integers these are int8, with results of int32.
+    """
+    return bool(TYPE[dtype].c_name) and (dtype not in _WHOLE or dtype.name == ("int32" if result else "int8"))
 
 
 def can_convert(source: np.dtype, target: np.dtype) -> bool:

@@ -129,8 +129,9 @@ class KnownFunction:
             return self.value
         if self.kind == "eye":
             return i == j
-        if self.kind == "uniform" and self.dtype == np.int8:
-            return (hashed(i, j, self.seed, numbered(0)) >> np.uint64(56)).astype(np.uint8).view(np.int8)
+        if self.kind == "uniform" and self.dtype.kind in "iu":
+            bits = hashed(i, j, self.seed, numbered(0)) >> np.uint64(64 - 8 * self.dtype.itemsize)
+            return bits.astype(f"u{self.dtype.itemsize}").view(self.dtype)
         return _random(i, j, _uniform if self.kind == "uniform" else _normal, self.seed, self.dtype)
 
 
@@ -138,10 +139,10 @@ def element_function(kind: str, seed: int, dtype: np.dtype) -> KnownFunction:
     """Return the element function of a kind of matrix.
 
     "uniform" is on [0, 1), "normal" has mean 0 and variance 1, for complex numbers in both the real and the imaginary
-    part.  "uniform" of int8, whose products are exact, is on -128 to 127.
+    part.  "uniform" of integers, whose products are exact, is on all numbers of the type: of int8 on -128 to 127.
     """
     if kind in ("uniform", "normal"):
-        if dtype not in FLOATS and not (kind == "uniform" and dtype == np.int8):
+        if dtype not in FLOATS and not (kind == "uniform" and dtype.kind in "iu"):
             raise DTypeError(f"{kind} random matrices can have the types {names(FLOATS)}, not {dtype}")
         return KnownFunction(kind, as_seed(seed), dtype)
     if kind == "eye":

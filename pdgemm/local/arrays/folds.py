@@ -1,8 +1,8 @@
 """Kinds of reductions: the partial result of several elements, the join of two partial results, and the result.
 
-All functions here are NumPy on one rank; `matrix.reductions` joins the partial results of the ranks.  Arrays of a
-device implement the same functions by NumPy's protocols, `__array_ufunc__` and `__array_function__`.  So a reduction
-calls only functions that CuPy has as well: `numpy.sum`, and not `numpy.add.reduce`.
+All functions here are NumPy on one rank; reductions of matrices and tensors join the partial results of the ranks.
+Arrays of a device implement the same functions by NumPy's protocols, `__array_ufunc__` and `__array_function__`.  So a
+reduction calls only functions that CuPy has as well: `numpy.sum`, and not `numpy.add.reduce`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.arguments import shown
-from pdgemm.local.arrays.device import Array, beside
+from pdgemm.local.arrays.device import Array, beside, to_host
 from pdgemm.local.arrays.dtypes import NARROW
+from pdgemm.local.arrays.element_functions import slabs
 
 RUN = 128  # rows that are added one after the other
 COPIED, READ = 1 << 15, 1 << 19  # elements to take at a time, where they are copied, and where they are only read
@@ -67,7 +68,7 @@ def widened(x: Array) -> Array:
 
 def added(x: Array) -> Array:
     """Return the elements, converted to the type of their sum."""
-    return x.astype(np.int64) if x.dtype.kind in "biu" else widened(x)
+    return x.astype(np.uint64 if x.dtype.kind == "u" else np.int64) if x.dtype.kind in "biu" else widened(x)
 
 
 def floating(x: Array) -> Array:
@@ -140,7 +141,7 @@ def first(name: str, find: Callable[..., Array], best: Callable[..., Array], bet
     return Fold(name, local, join, lambda parts, n: parts[1], words=2, most=READ, indexed=True)
 
 
-def variance(name: str, ddof: int, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
+def variance(name: str, ddof: float, last: Callable[[np.ndarray], np.ndarray]) -> Fold:
     """Return the reduction to a variance, joined as by Chan, Golub & LeVeque (1979)."""
 
     def local(x: Array, axis: int, _: np.ndarray) -> Parts:
@@ -217,7 +218,66 @@ def _euclidean(sizes: Callable[[Array], Array]) -> Fold:
     return Fold("vector_norm 2", local, join, lambda parts, n: parts[0] * np.sqrt(parts[1]), 0, words=2)
 
 
+FOLDS = {
+    x.name: x
+    for x in (
+        add("sum", same),
+        add("mean", lambda sums, n: sums / number_like(n, sums), np.nan, floating),
+        by_ufunc("prod", np.multiply, np.prod, added, 1),
+        by_ufunc("min", np.minimum, np.min, widened),
+        by_ufunc("max", np.maximum, np.max, widened),
+        by_ufunc("any", np.logical_or, np.any, widened, False),
+        by_ufunc("all", np.logical_and, np.all, widened, True),
+        first("argmin", np.argmin, np.min, np.less),
+        first("argmax", np.argmax, np.max, np.greater),
+    )
+}
+
+
+def parts_along(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
+    """Return the accumulators of a non-empty array along an axis, on the host.
+
+    indices : the global indices along the axis.
+    """
+    most = at_a_time(x, fold.most)
+    if abs(x.strides[0]) < abs(x.strides[1]):
+        x, axis = x.T, 1 - axis
+    rows, cols = x.shape
+    if axis == 1:  # along rows, which are contiguous
+        cuts = [slice(at, at + most) for at in range(0, cols, most)]
+        pieces = ([fold.local(x[slab, cut], 1, indices[cut]) for cut in cuts] for slab in slabs(rows, cols, most))
+        results = [joined(parts, fold) for parts in pieces]
+    else:
+        wide = min(cols, most // RUN)
+        stripes = (x[:, start : start + wide] for start in range(0, cols, wide))
+        cuts = [*slabs(rows, wide, most)]
+        results = [joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
+    return tuple(map(to_host, results[0] if len(results) == 1 else map(np.concatenate, zip(*results))))
+
+
+def joined(parts: list[Parts], fold: Fold) -> Parts:
+    """Join accumulators pairwise, in a binary tree."""
+    while len(parts) > 1:
+        pairs = [fold.join(a, b) for a, b in zip(parts[::2], parts[1::2])]
+        parts = pairs + parts[len(pairs) * 2 :]
+    return parts[0]
+
+
+def halved(parts: Parts, fold: Fold) -> Parts:
+    """Join the accumulators of all columns into one, by halving."""
+    while (n := len(parts[0])) > 1:
+        half = n // 2
+        pairs = fold.join(tuple(x[:half] for x in parts), tuple(x[half : 2 * half] for x in parts))
+        parts = tuple(np.concatenate([x, y[2 * half :]]) for x, y in zip(pairs, parts))
+    return parts
+
+
+def of_one_element(fold: Fold, dtype: np.dtype) -> Parts:
+    """Return the accumulator of one element; it fixes the number and types of all accumulators."""
+    return fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64))
+
+
 def result_type(fold: Fold, dtype: np.dtype) -> np.dtype:
     """Return the type of the result; sums, means and extrema of 16-bit numbers have the type of the numbers."""
-    computed = fold.result(fold.local(np.ones((1, 1), dtype), 0, np.zeros(1, np.int64)), 1).dtype
+    computed = fold.result(of_one_element(fold, dtype), 1).dtype
     return dtype if dtype in NARROW and computed == np.float32 else computed

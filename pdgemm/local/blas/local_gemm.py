@@ -217,20 +217,49 @@ def conjugates(order: str, order_of_c: str) -> bool:
     return order != order_of_c
 
 
-def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Array) -> None:
-    """Compute C := alpha A B + C for int32 C and int8 numbers held as float32, k <= EXACT_WIDTH.  Local.
+def integer_accumulate(alpha: int, A: Array, B: Array, C: Array, workspace: Array, digits: int = 1) -> None:
+    """Compute C := alpha A B + C modulo 2^32 or 2^64, for int32 or int64 C and integers held as floats.  Local.
 
-    workspace : float32, two numbers per element of C that is computed at a time.
+    A, B : int8 held as float32 (for int32 C), other integers of at most 16 bits as float64, or their `digits` to base
+        2^16 as float64, as `to_digits` writes them; k <= EXACT_WIDTH, so that sums are exact.
+    workspace : of the type of A, two numbers per element of C that is computed at a time.
+
+    The product of A = sum_i 2^16i A_i and B is sum_e 2^16e sum_(i <= e) A_i B_(e-i), where terms of e >= digits vanish
+    modulo 2^32 or 2^64: digits (digits + 1) / 2 products by BLAS, of which those for one e are one call.
     """
     products, integers = workspace.reshape(2, -1)
-    for rows, cols in tiles(C.shape[0], C.shape[1], len(products)) if C.size else ():
-        product = products[: C[rows, cols].size].reshape(C[rows, cols].shape)
-        gemm_accumulate(1, A[rows], B[:, cols], 0, product)
-        whole = integers.view(np.int32)[: product.size].reshape(product.shape)
-        np.copyto(whole, product, casting="unsafe")
-        if alpha != 1:
-            whole *= alpha
-        C[rows, cols] += whole
+    kind, k = np.dtype(f"i{workspace.itemsize}"), A.shape[1] // digits
+    half = 1 << (8 * kind.itemsize - 1)
+    for e in range(digits if C.size else 0):
+        a, b = A[:, : (e + 1) * k], B[(digits - 1 - e) * k :]
+        factor = ((alpha << 16 * e) + half) % (2 * half) - half
+        for rows, cols in tiles(C.shape[0], C.shape[1], len(products)):
+            part = C[rows, cols]
+            product = products[: part.size].reshape(part.shape)
+            gemm_accumulate(1, a[rows], b[:, cols], 0, product)
+            whole = integers.view(kind)[: part.size].reshape(part.shape)
+            np.copyto(whole, product, casting="unsafe")
+            if factor != 1:
+                whole *= factor
+            np.add(part, whole, out=part, casting="unsafe")
+
+
+def to_digits(panel: np.ndarray, into: np.ndarray, digits: int, axis: int) -> np.ndarray:
+    """Write the digits to base 2^16 of a panel of integers side by side along the inner axis, and return them.  Local.
+
+    axis : 1 for a panel of A, whose least digits are first; 0 for one of B, whose least digits are last.
+    Of a negative number, the digit that has the sign is negative.
+    """
+    size, k = max(1, panel.itemsize // 2), panel.shape[axis]
+    for at in range(digits):
+        part = np.swapaxes(into, 0, axis)[(at if axis else digits - 1 - at) * k :][:k]
+        digit: Any = 0
+        if at < size:
+            kind = f"{panel.dtype.kind if at == size - 1 else 'u'}2"
+            fields = np.dtype([(str(x), kind) for x in range(size)])
+            digit = np.swapaxes(panel if panel.itemsize < 4 else panel.view(fields)[str(at)], 0, axis)
+        part[...] = digit
+    return into
 
 
 def padded(extent: int) -> int:

@@ -129,6 +129,13 @@ class EinsumPlan:
         )
 
 
+def sums_dtype(x: Any, axes: Sequence[int]) -> np.dtype:
+    """Return the type of sums over some axes of a tensor: its own, for int8 int32, for truth values that of NumPy."""
+    if all(x.layout.shape[axis] == 1 for axis in axes):
+        return x.dtype
+    return np.sum(np.ones(1, x.dtype)).dtype if x.dtype.kind == "b" else dtypes.product(x.dtype, x.dtype)
+
+
 class _Draft:
     """The tensors, the steps and the stages of a plan while steps are added."""
 
@@ -182,12 +189,14 @@ class _Draft:
     def sum(self, at: int, axes: tuple[int, ...]) -> None:
         """Add a step after which the tensor does not have these axes."""
         labels, x = self.terms[at]
-        dtype = x.dtype if all(x.layout.shape[axis] == 1 for axis in axes) else np.sum(np.ones(1, x.dtype)).dtype
+        wide = np.sum(np.ones(1, x.dtype)).dtype
         parts = partial_layout(x.layout, axes)
         target = undivided(parts, axes, self.resources.ranks)
         self.steps.append(SumOver(at, axes))
-        self.exchange("sum", parts, target, dtypes.TYPE[dtype].sums_dtype)
-        self._hold(at, _without(labels, axes), TensorValue(partial_layout(target, axes).without(axes), dtype))
+        self.exchange("sum", parts, target, dtypes.TYPE[wide].sums_dtype if wide in dtypes.NARROW else wide)
+        self._hold(
+            at, _without(labels, axes), TensorValue(partial_layout(target, axes).without(axes), sums_dtype(x, axes))
+        )
 
     def joint(self, a: int, b: int, kept: set[str], out: TensorLayout | None, last: bool) -> None:
         """Add the contraction of two tensors.   kept : the labels of its result.   last : it is the last one."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pdgemm.grids.index_map import IndexMap, IndexPairs, IndexProduct, index_maps, overlap_counts
+from pdgemm.grids.index_map import AnyPairs, IndexMap, index_maps, overlap_counts
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
@@ -173,8 +173,8 @@ class Selection(Exchange):
     rows, cols : pairs of a row (column) of X and a row (column) of Y; a row of X may be copied to several rows of Y.
     """
 
-    rows: IndexPairs | IndexProduct = field(kw_only=True)
-    cols: IndexPairs | IndexProduct = field(kw_only=True)
+    rows: AnyPairs = field(kw_only=True)
+    cols: AnyPairs = field(kw_only=True)
 
     def _maps(self, axis: int, part: int, by_target: bool = False) -> Iterator[tuple[int, IndexMap]]:
         a, b = self.source.distribution, self.target.distribution
@@ -239,7 +239,7 @@ def plan_selection(
     source: Layout,
     target: Layout,
     size: int,
-    pairs: tuple[IndexPairs | IndexProduct, IndexPairs | IndexProduct],
+    pairs: tuple[AnyPairs, AnyPairs],
     ways: tuple[bool, str, bool, bool] = (False, "", False, False),
     memory_limit: int | None = None,
 ) -> Selection:

@@ -35,8 +35,9 @@ class Arithmetic:
 
     @cached_property
     def panel_dtype(self) -> np.dtype:
-        """The type of panels that are passed to BLAS: int8 elements are multiplied as float32 on the host, exactly.
+        """The type of panels that are passed to BLAS.
 
+        On the host integers are multiplied as floats, exactly: int8 elements as float32, all others by `digits`.
         The BLAS of a device multiplies 16-bit elements with sums in float32, and int8 elements with sums in int32.
         """
         a, b, _ = self.types
@@ -48,12 +49,20 @@ class Arithmetic:
             return np.dtype(self.compute)
         if self.device and self.accumulate == np.float32 and a == b in dtypes.NARROW:
             return a
-        return np.dtype(np.float32) if self.integer else self.accumulate
+        if not self.integer:
+            return self.accumulate
+        return np.dtype(np.float32 if (a, b, self.accumulate) == ("i1", "i1", "i4") else np.float64)
 
     @cached_property
     def integer(self) -> bool:
         """Are products accumulated in an integer type, for which BLAS has no product?"""
         return self.accumulate not in dtypes.BLAS
+
+    @cached_property
+    def digits(self) -> int:
+        """How many digits to base 2^16 of each integer are multiplied: see `local_gemm.integer_accumulate`."""
+        short = max(x.itemsize for x in self.types[:2]) <= 2
+        return 1 if not self.integer or short else self.accumulate.itemsize // 2
 
     @cached_property
     def integers_on_device(self) -> bool:
@@ -110,7 +119,7 @@ class Arithmetic:
         triangle: TriangleName = "",
         copied: tuple[bool, bool] = (False, False),
     ) -> Buffers:
-        """Return the buffers of local products: converted panels of A and B, and int8 products before they are added.
+        """Return the buffers of local products: converted panels of A and B, and integers before they are added to C.
 
         mnk    : extents of the largest product.   order : memory order of the array of its sums.
         copied : is each panel of A, and of B, copied although BLAS takes its type?
@@ -120,14 +129,15 @@ class Arithmetic:
         corner = {"corner": (min(m * n, self.corner_side**2), self.accumulate)} if triangle else {}
         if self.emulation:
             return self._slice_buffers(self.emulation, m, n, k) | corner
-        exact = 2 * min(SLAB, m * n) if self.integer else 0  # float32 products, and the same as integers
+        exact = 2 * min(SLAB, m * n) if self.integer else 0  # products as floats, and the same as integers
         convert_a, convert_b = (x or self.converts(operand, order) for x, operand in zip(copied, (A, B)))
         if self.integers_on_device:
             m, n, k = map(padded, mnk)
             exact, convert_a, convert_b = m * n, True, True
+        wide = self.digits * k
         return {
-            "converted A": (self.held(m, k, A.order, self.panel_dtype) if convert_a else 0, self.panel_dtype),
-            "converted B": (self.held(k, n, B.order, self.panel_dtype) if convert_b else 0, self.panel_dtype),
+            "converted A": (self.held(m, wide, A.order, self.panel_dtype) if convert_a else 0, self.panel_dtype),
+            "converted B": (self.held(wide, n, B.order, self.panel_dtype) if convert_b else 0, self.panel_dtype),
             "exact": (exact, np.dtype(np.int32) if self.integers_on_device else self.panel_dtype),
         } | corner
 

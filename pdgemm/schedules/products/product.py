@@ -141,7 +141,8 @@ class Product(Schedule):
 
     @property
     def blas_products(self) -> int:
-        return self.arithmetic.emulation.products if self.arithmetic.emulation else 1
+        digits = self.arithmetic.digits
+        return self.arithmetic.emulation.products if self.arithmetic.emulation else digits * (digits + 1) // 2
 
     @cached_property
     def sums_in_c(self) -> bool:
