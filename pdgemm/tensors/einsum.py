@@ -235,8 +235,8 @@ def _elementwise(x: Contraction, A: DistTensor, B: DistTensor, alpha: Any, work:
     a, b = parts
     dtype = dtypes.product(A.dtype, B.dtype)
     inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
-    product = lambda: np.asarray(alpha).astype(inner) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
-    return A.with_elements(x.C, dtype, product)
+    factor = np.asarray(alpha).astype(inner)[()]  # of integers -1 modulo 2^bits
+    return A.with_elements(x.C, dtype, lambda: factor * (a.local.astype(inner, copy=False) * supported(b.local)))
 
 
 class _InLayout(NamedTuple):

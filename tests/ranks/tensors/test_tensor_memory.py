@@ -118,4 +118,5 @@ def test_a_memory_limit_holds_with_slices(allocations: Callable[[Callable[[], ob
     plan = plan_einsum(expression, *operands, memory_limit=limit)
     assert plan.slices == ("e",)
     _, nbytes = allocations(lambda: einsum(expression, *operands, optimize=plan))
-    assert operands[0].grid.comm.allreduce(nbytes, MPI.MAX) <= plan.extra_bytes + OBJECTS <= limit + OBJECTS
+    assert plan.extra_bytes <= limit
+    assert operands[0].grid.comm.allreduce(nbytes, MPI.MAX) <= plan.extra_bytes + 2 * OBJECTS  # of twelve products
