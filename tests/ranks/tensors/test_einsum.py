@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiers
-from drawn_einsums import compare, machine_of
+from drawn_einsums import checked, compare, machine_of
 from drawn_tensors import elements, tensor_of
 
 import pdgemm
@@ -225,3 +226,17 @@ def test_words_of_a_conjugated_matrix(grids: list[Any]) -> None:
         assert np.array_equal(moved.allgather(), y.conj().T.reshape(3, 3, 2))
         plan = Resources(grid.size, machine_of(grid), None, grid.members).move(T.layout, target, T.dtype)
         assert plan is None or moved.report.counted == plan.traffic(grid.comm.rank)
+
+
+def test_words_of_operands_in_private_memory(grids: list[Any]) -> None:
+    """Copies are outside of node-shared memory; where a product moves them, they are copied there, as its plan says."""
+    layouts: list[Any] = [((0, 1), ()), ((), (1, 0)), ((0,), (1,))]
+    for grid in grids:
+        for m, k, n in ((3, 2, 1), (2, 9, 3)):
+            a, b = elements((m, k), "complex128"), elements((k, n), "complex128", 1)
+            for (here, there), dims in itertools.product(itertools.product(layouts, repeat=2), (1, 2)):
+                A, B = (
+                    DistTensor.from_global(x, grid=grid, rows=x_rows, cols=x_cols).copy()
+                    for x, (x_rows, x_cols) in ((a, here), (b, there))
+                )
+                checked("ij,jk->ik" if dims == 2 else "ij,jk->i", [a, b], [A, B], grid)
