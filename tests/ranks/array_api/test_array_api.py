@@ -138,6 +138,13 @@ def test_reductions(default: Any) -> None:
     check(xp.where(xp.asarray([True, False]), xp.arange(2.0), 7), [0.0, 7.0])
 
 
+def test_an_outer_product_keeps_the_signs_of_zeros() -> None:
+    outer = xp.linalg.outer(xp.asarray([-0.0, 2.0]), xp.asarray([1.0, -0.0, 0.0]))
+    assert np.array_equal(xp.signbit(outer).allgather(), [[True, False, True], [False, True, False]])
+    with pytest.raises(LayoutError, match="vectors"):
+        xp.linalg.outer(xp.ones((2, 2)), xp.ones(2))
+
+
 def test_other_libraries_read_the_array_of_one_rank(comm: Any) -> None:
     x = xp.asarray([[1.0, 2.0]])
     check(xp.from_dlpack(np.arange(4)), np.arange(4))
