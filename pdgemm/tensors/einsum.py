@@ -93,12 +93,12 @@ def einsum(
             check_result("out", out.unfolding, {f"operand {at}": x.unfolding for at, x in enumerate(tensors, 1)})
     C = _carried_out(plan, tensors, alpha, beta, out, work)
     agree_if_later(grid.comm)
+    kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
+    if out is None and C.dtype == np.int32 and kind.narrow_products:
+        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     work.reported(C.unfolding, plan.contractions)
     if out is not None:
         return out
-    kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
-    if C.dtype == np.int32 and kind.narrow_products:
-        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     return kind(C.unfolding, C.layout)._result()
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.tensors import tensor_fft, tensor_linalg
 from pdgemm.tensors.broadcast_operands import as_operands
+from pdgemm.tensors.numpy_modules import tensor_fft, tensor_linalg
 from pdgemm.tensors.tensor_axes import FUNCTIONS as ALONG_AXES
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_copies import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,7 +194,8 @@ class _Draft:
         parts = partial_layout(x.layout, axes)
         target = undivided(parts, axes, self.resources.ranks)
         self.steps.append(SumOver(at, axes))
-        self.exchange("sum", parts, target, dtypes.TYPE[wide].sums_dtype if wide in dtypes.NARROW else wide)
+        if prod(x.layout.shape[axis] for axis in axes):  # sums of no elements are zeros on all ranks
+            self.exchange("sum", parts, target, dtypes.TYPE[wide].sums_dtype if wide in dtypes.NARROW else wide)
         self._hold(
             at, _without(labels, axes), TensorValue(partial_layout(target, axes).without(axes), sums_dtype(x, axes))
         )
