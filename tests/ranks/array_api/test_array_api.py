@@ -138,6 +138,15 @@ def test_reductions(default: Any) -> None:
     check(xp.where(xp.asarray([True, False]), xp.arange(2.0), 7), [0.0, 7.0])
 
 
+def test_a_product_in_place_writes_the_array_itself() -> None:
+    x = same = xp.asarray([[1.0, 2.0], [3.0, 4.0]])
+    x @= x
+    assert x is same
+    check(same, [[7.0, 10.0], [15.0, 22.0]])
+    with pytest.raises(LayoutError, match=r"\(2, 1\)"):
+        x @= xp.ones((2, 1))
+
+
 def test_an_outer_product_keeps_the_signs_of_zeros() -> None:
     outer = xp.linalg.outer(xp.asarray([-0.0, 2.0]), xp.asarray([1.0, -0.0, 0.0]))
     assert np.array_equal(xp.signbit(outer).allgather(), [[True, False, True], [False, True, False]])
