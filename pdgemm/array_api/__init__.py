@@ -52,6 +52,6 @@ from pdgemm.array_api.statistics_functions import (
 )  # fmt: skip
 from pdgemm.array_api import fft as fft, linalg as linalg
 from pdgemm.array_api.linalg import matmul as matmul, tensordot as tensordot, vecdot as vecdot
-from pdgemm.tensors.tensor_sorting import argsort as argsort, sort as sort
+from pdgemm.tensors.indexing.tensor_sorting import argsort as argsort, sort as sort
 
 __array_api_version__ = "2025.12"

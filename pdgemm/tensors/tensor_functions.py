@@ -12,10 +12,8 @@ import pdgemm
 from pdgemm.errors import LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
-from pdgemm.tensors.numpy_modules import tensor_fft, tensor_linalg
-from pdgemm.tensors.tensor_axes import FUNCTIONS as ALONG_AXES
-from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_copies import (
+from pdgemm.tensors.indexing.tensor_axes import FUNCTIONS as ALONG_AXES
+from pdgemm.tensors.indexing.tensor_copies import (
     broadcast_to,
     cross,
     diagonal,
@@ -29,8 +27,10 @@ from pdgemm.tensors.tensor_copies import (
     unstack,
     vecdot,
 )
+from pdgemm.tensors.indexing.tensor_sorting import FUNCTIONS as OF_SORTED
+from pdgemm.tensors.numpy_modules import tensor_fft, tensor_linalg
+from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
-from pdgemm.tensors.tensor_sorting import FUNCTIONS as OF_SORTED
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):

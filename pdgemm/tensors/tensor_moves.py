@@ -48,8 +48,8 @@ def in_layout(
     if out is None and not pairs and T.layout.same_owners(target):
         return T
     start, grid, X = perf_counter(), T.grid.base, T.unfolding
-    layout, stays = matrix_to_read(T.layout, target, T.dtype), not pairs and stays_in_place(T.layout, target)
-    stays = stays and out is None
+    layout = matrix_to_read(T.layout, target, T.dtype)
+    stays = out is None and not pairs and stays_in_place(T.layout, target)
     there = grid.reshaped(target.grid_shape, target.rank_map)
     here = grid.reshaped(layout.distribution.grid_shape, layout.rank_map)
     with (agreement := together(grid.comm)) as arguments:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_tensors import KINDS, check_einsums, check_tensors, check_views
+from device_tensors import KINDS, check_einsums, check_indexing, check_tensors, check_views
 from device_ways import WAYS
 from fake_device import SCHEDULES, fake_device
 
@@ -39,6 +39,7 @@ def test_functions(comm: Any) -> None:
         with simulated(comm, schedule, way) as (device, grid):
             check_tensors(grid, "fake", dtype)
             check_views(grid, "fake")
+            check_indexing(grid, "fake")
         assert not device.races
 
 

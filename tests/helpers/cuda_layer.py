@@ -354,6 +354,7 @@ class CudaLayer(CudaLapack):
             for check_all in (device_tensors.check_tensors, device_tensors.check_einsums):
                 check_all(grid, "cuda", dtype)
             device_tensors.check_views(grid, "cuda")
+            device_tensors.check_indexing(grid, "cuda")
 
     @pytest.mark.parametrize("dtype", ["float32", "complex128"])
     def test_products_with_a_triangle(self, comm: Any, dtype: str) -> None:

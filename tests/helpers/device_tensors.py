@@ -60,6 +60,26 @@ def check_tensors(grid: ProcessGrid, device: str, dtype: str) -> None:
     same(DistTensor.random((3, 2, 4), grid=grid, device=device), DistTensor.random((3, 2, 4), grid=grid).allgather())
 
 
+def check_indexing(grid: ProcessGrid, device: str) -> None:
+    """Parts of tensors by masks and arrays of indices, read and set; sorts, sets and cumulative sums."""
+    x = numbers((6, 5, 4), "float64") * np.arange(1, 5)
+    flat = x.ravel().copy()
+    X, long = (DistTensor.from_global(a, grid=grid, device=device) for a in (x, flat))
+    mask, places = (DistTensor.from_global(a, grid=grid, device=device) for a in (x > 2, np.array([3, 0, 3])))
+    for key, own in (((mask,), (x > 2,)), (([0, 3], [1, 2]), ([0, 3], [1, 2])), ((slice(1, 3), places),) * 2):
+        own = tuple(a.allgather() if isinstance(a, DistTensor) else a for a in own)
+        same(X[key if len(key) > 1 else key[0]], x[own])
+        X[key] = x[own] = 7
+    X[:, [0, 2]], x[:, [0, 2]] = (np.arange(4.0),) * 2
+    X[1], x[1] = X[2], x[2]
+    same(X, x)
+    for f in (np.sort, np.argsort, np.unique, np.cumsum, np.diff, np.argmax):
+        same(f(long), f(flat) if f is not np.argsort else np.argsort(flat, stable=True))
+    same(np.take_along_axis(X, np.argsort(X, 1), 1), np.sort(x, 1))
+    for one, wanted in zip(np.nonzero(X), np.nonzero(x)):
+        same(one, wanted)
+
+
 def check_views(grid: ProcessGrid, device: str) -> None:
     """Parts of matrices and conjugated matrices are read as tensors, and moved."""
     x = numbers((12, 9), "complex128")

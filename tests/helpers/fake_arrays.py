@@ -114,6 +114,13 @@ class FakeArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self._like(found)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, tuple) and key and all(isinstance(k, FakeArray) for k in key):
+            places = tuple(k.x for k in key)
+            read = (*key, *([value] if isinstance(value, FakeArray) else []))
+            number = value.x if isinstance(value, FakeArray) else value
+            assert not np.ndim(value) or isinstance(value, FakeArray), "CuPy does not assign arrays of the host"
+            self.device._launch("put", read, (self,), lambda: self.x.__setitem__(places, number))
+            return
         part = self[key]
         if isinstance(value, FakeArray):
             assert value.dtype.kind != "c" or self.dtype.kind == "c", "CuPy would drop imaginary parts"

@@ -271,12 +271,14 @@ def _plan(
         inputs = tuple(_without(labels, axes) for labels, axes in zip(expression.inputs, sliced))
         extents = tuple((x, n) for x, n in expression.extents if x not in slices)
         draft.expression = Expression(inputs, expression.output, extents)
-        draft.terms = [
-            (left, x._replace(layout=x.layout.without(axes))) for left, (_, x), axes in zip(inputs, draft.terms, sliced)
-        ]
+        for at, (left, (_, x), axes) in enumerate(zip(inputs, draft.terms, sliced)):
+            if axes:  # a copy of the part
+                draft._hold(at, left, x._replace(layout=x.layout.without(axes)))
     _add_singles(draft)
     _add_joints(draft, out)
     labels, result = draft.terms[-1]
+    if slices and not out:  # the sum of the slices so far
+        draft._hold(len(draft.terms), labels, result)
     if out and len(operands) == 1:
         there = result.layout.transposed([labels.index(x) for x in expression.output])
         draft.exchange("C", there, out, result.dtype)

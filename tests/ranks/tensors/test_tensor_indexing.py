@@ -116,9 +116,9 @@ def test_words_of_keys(comm: Any, grids: list[Any]) -> None:
         long = Array.from_global(np.arange(64), grid=grid)
         part = long[Array.from_global(np.arange(64) % 4 == 1, grid=grid)]
         assert np.array_equal(part.allgather(), np.arange(1, 64, 4))
-        if comm.size > 1 and list(long.layout.rank_map) == sorted(long.layout.rank_map):
+        if len(grid.members) > 1 and list(grid.members) == sorted(grid.members):
             assert comm.allreduce(part.report.counted.words_received) <= 16
-        assert max(comm.allgather(part.local.size)) == -(-16 // comm.size)
+        assert max(comm.allgather(part.local.size)) == -(-16 // len(grid.members))
 
 
 @pytest.mark.on_ranks(2, 3)
@@ -137,7 +137,7 @@ def test_bad_keys_raise_the_same_error_on_all_ranks(comm: Any, grid: Any) -> Non
         (lambda: X[[0, 1], [0, 1, 2]], KeyIndexError, "arrays of indices: shape mismatch"),
         (lambda: X[np.arange(2) + comm.rank, [0, 1]], ArgumentError, "called with different arguments"),
         (lambda: store(0, np.zeros(3)), LayoutError, r"of shape \(3,\) cannot be broadcast to a part of shape \(4,\)"),
-        (lambda: store((places, 0), X), LayoutError, r"of shape \(3, 4\) is not broadcast to \(2,\)"),
+        (lambda: store((0, places), X), LayoutError, r"of shape \(3, 4\) cannot become one of shape \(4,\)"),
         (lambda: store(0, 1j), TypeError, "complex"),
         (lambda: store(0, X + 1j), DTypeError, "complex128 elements cannot become float64"),
         (lambda: store(0, comm.rank), ArgumentError, "called with different arguments"),

@@ -16,8 +16,8 @@ LONGEST = 60  # lines of a function without its docstring
 SHORT = 12  # lines of a private function that needs no docstring
 PLAIN = 8  # lines of a public function or property that needs no docstring
 # modules of commands, of names of NumPy and of the array API, and of calibration: their public names need not be unique
-DOORS = ("tools.cli.", "matrix.array_functions", "tools.calibrate", "array_api.", "tensors.tensor_copies",
-         "tensors.indexing.tensor_axes", "tensors.indexing.tensor_sorting", "tensors.numpy_modules.")  # fmt: skip
+DOORS = ("tools.cli.", "matrix.array_functions", "tools.calibrate", "array_api.", "tensors.numpy_modules.",
+         *(f"tensors.indexing.tensor_{x}" for x in ("axes", "copies", "sorting")))  # fmt: skip
 SHARED = {"choose", "dataset", "load", "load_all", "save", "save_all", "plan"}
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 

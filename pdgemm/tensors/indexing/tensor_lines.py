@@ -18,8 +18,9 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import Array, beside, of, to_host
+from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import new_array
+from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import TensorBase
@@ -38,11 +39,11 @@ def in_line(T: Any, work: Work, shape: Sequence[int] | None = None) -> Any:
 
     work : records the moves.   shape : by default one axis.
     """
-    flat = moved(work, T, T.reshape([T.size] if shape is None else shape))
-    return moved(work, flat, in_layout(flat, line_layout(flat.shape, T.grid.members), name=work.name))
+    flat = recorded(work, T, T.reshape([T.size] if shape is None else shape))
+    return recorded(work, flat, in_layout(flat, line_layout(flat.shape, T.grid.members), name=work.name))
 
 
-def moved(work: Work, old: TensorBase, new: Any) -> Any:
+def recorded(work: Work, old: TensorBase, new: Any) -> Any:
     """Return a tensor in a new layout or shape, and record the move if it has elements of its own.  Local."""
     return new if new.unfolding is old.unfolding else work.did(new)
 
@@ -63,19 +64,21 @@ def deal(rows: Array, sizes: Sequence[int] | np.ndarray, grid: ProcessGrid, work
     every = every[members]
     there = grid.base.reshaped((len(members), 1), tuple(members))
     cols, indices = BlockCyclic(width, max(1, width), 1), np.arange(width)
-    source, target = (Distribution(UnevenBlocks.of(every.sum(axis).tolist()), cols) for axis in (1, 0))
-    with together(comm):
-        local = new_array(target.local_shape(there.coords), rows.dtype, "C", there, of(rows))
-    received = DistMatrix(local, there, target, "C", shared=False)
-    sent = DistMatrix(np.ascontiguousarray(rows), there, source, "C", shared=False)
+    layouts = [Distribution(UnevenBlocks.of(every.sum(axis).tolist()), cols) for axis in (1, 0)]
+    with (agreement := together(comm)):
+        local = [new_array(x.local_shape(there.coords), rows.dtype, "C", there, of(rows)) for x in layouts]
+        if rows.size:
+            set_broadcast(local[0], rows)
+        agreement.flag = not all(is_readable(x, there) for x in local)
+    sent, received = (DistMatrix(x, there, y, "C", shared=not agreement.flag) for x, y in zip(local, layouts))
     pairs = DealtPairs(tuple(map(tuple, every.tolist()))), IndexPairs(indices, indices)
     copy_pairs(work.name, sent, received, pairs, start)
     work.did(received)
     counts = every[:, there.coords[0]] if min(there.coords) >= 0 else 0 * every[:, 0]
-    return local.reshape(len(local), width), counts  # an idle rank has no columns
+    return local[1].reshape(len(local[1]), width), counts  # an idle rank has no columns
 
 
-def joined(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Tensor:
+def of_pieces(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Tensor:
     """Return the tensor of the pieces of all ranks, along their first axis, in the order of the ranks.  Collective.
 
     piece : (k, *extents), with any k on each rank.   T : gives the grid.   `.report` has the words of the work so far.
@@ -84,8 +87,7 @@ def joined(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Tenso
     start, total = comm.exscan(length) or 0, comm.allreduce(length)
     layout = line_layout((total, *extents), T.grid.members)
     window = layout.first[0].window(start, start + length)
-    sizes = [window.count(part) for part in range(window.parts)]
-    rows, _ = deal(piece.reshape(length, prod(extents)), sizes, T.grid, work)
+    rows, _ = deal(piece.reshape(length, prod(extents)), [*map(window.count, range(window.parts))], T.grid, work)
     result = of_rows(T, layout, rows)
     work.reported(result.unfolding, 1)
     return result
@@ -124,7 +126,7 @@ def _requested(T: TensorBase, axes: Sequence[int], numbers: TensorBase, work: Wo
     turns[members] = np.arange(len(members))
     order, sizes = np.argsort(turns[ranks], kind="stable"), np.bincount(turns[ranks], minlength=len(members))
     places, requests = deal(np.stack(local, axis=1)[order], sizes, T.grid, work)
-    x = T.local.transpose(*axes, *(x for x in range(T.ndim) if x not in axes))
+    x = T.local.transpose([*axes, *(x for x in range(T.ndim) if x not in axes)])
     return order, sizes, x, tuple(beside(np.ascontiguousarray(i), x) for i in places.T), requests
 
 
@@ -136,7 +138,7 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
     If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.
     """
     rest = [x for x in range(T.ndim) if x not in axes]
-    T = moved(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
+    T = recorded(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
     order, _, x, key, requests = _requested(T, axes, numbers, work)
     shape = [T.shape[axis] for axis in rest]
     rows, _ = deal(x[key].reshape(len(key[0]), prod(shape)), requests, T.grid, work)
@@ -160,7 +162,7 @@ def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, 
         x[key] = value
 
 
-def nonzero(T: Tensor) -> tuple[Tensor, ...]:
+def places_of_nonzero(T: Tensor) -> tuple[Tensor, ...]:
     """Return the indices along each axis of the elements that are not 0, in their order, on a line.  Collective."""
     if not T.ndim:
         raise ArgumentError("nonzero takes a tensor of at least one axis")
@@ -169,7 +171,7 @@ def nonzero(T: Tensor) -> tuple[Tensor, ...]:
     with together(T.grid.comm):
         start = flat.layout.first[0].to_global(0, max(flat.grid.coords[0], 0))
         piece = np.flatnonzero(to_host(flat.local)) + start
-    numbers: Any = joined(T, piece, (), work)
+    numbers: Any = of_pieces(T, piece, (), work)
     every = [numbers // max(1, prod(T.shape[axis + 1 :])) % max(1, n) for axis, n in enumerate(T.shape)]
     for places in every:
         work.reported(places.unfolding, 1)
@@ -184,19 +186,20 @@ def cumulative(T: Tensor, act: np.ufunc, axis: int, dtype: Any = None) -> Tensor
     part is moved first.
     """
     name = f"cumulative {act.__name__}"
-    dtype = act.accumulate(np.ones(1, T.dtype), dtype=dtype).dtype
+    up, total = (np.cumsum, np.sum) if act is np.add else (np.cumprod, np.prod)
+    dtype = up(np.ones(1, T.dtype), dtype=dtype).dtype
     layout, dim, work = T.layout, T.layout.dim(axis), Work(name)
     if dim.canonical != (even := BlockCyclic.even(dim.n, dim.parts)).canonical:
         rows, cols = (even if x[:1] == (axis,) else y for x, y in zip((layout.rows, layout.cols), layout.first))
         T = work.did(in_layout(T, replace(layout, first=(rows, cols)), name=name))
-    result = T.with_elements(T.layout, dtype, lambda: act.accumulate(T.local, axis, dtype))
+    result = T.with_elements(T.layout, dtype, lambda: up(T.local, axis, dtype))
     if axis in T.layout.divided:
-        totals = lambda: act.reduce(T.local, axis, dtype, keepdims=True)  # noqa: E731
+        totals = lambda: total(T.local, axis, dtype, keepdims=True)  # noqa: E731
         parts = T.with_elements(partial_layout(T.layout, [axis]), dtype, totals)
         lines = work.did(in_layout(parts, undivided(parts.layout, [axis], T.grid.members), name=name))
         with together(T.grid.comm):
             if lines.local.size:
-                x, sums = np.moveaxis(lines.local, axis, 0), np.moveaxis(act.accumulate(lines.local, axis), axis, 0)
+                x, sums = np.moveaxis(lines.local, axis, 0), np.moveaxis(up(lines.local, axis), axis, 0)
                 x[1:], x[:1] = sums[:-1], act.identity
         before = work.did(in_layout(lines, parts.layout, name=name))
         with together(T.grid.comm):

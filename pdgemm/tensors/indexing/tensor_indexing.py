@@ -21,13 +21,13 @@ from pdgemm.matrix.argument_checks import overlap
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
-from pdgemm.tensors import tensor_keys
 from pdgemm.tensors.broadcast_operands import as_operand
+from pdgemm.tensors.indexing import tensor_keys, tensor_lines
+from pdgemm.tensors.indexing.tensor_copies import broadcast_to
+from pdgemm.tensors.indexing.tensor_keys import ParsedKey, is_list, is_mask, names_all, parsed_key, with_axes
+from pdgemm.tensors.indexing.tensor_lines import in_line, recorded
 from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_copies import broadcast_to
 from pdgemm.tensors.tensor_joins import moveaxis, operand_tensor
-from pdgemm.tensors.tensor_keys import ParsedKey, is_list, is_mask, is_whole, parsed_key, with_axes
-from pdgemm.tensors.tensor_lines import cumulative, fetched, in_line, joined, moved, nonzero, owners, stored
 from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_parts import TensorParts
 
@@ -49,7 +49,7 @@ class TensorIndexing(TensorParts):
         if self._is_mask(keys):
             part = self._under(keys[0])
         elif split := self._split(keys):
-            part = (self if is_whole(split[0]) else self._basic(split[0]))._at(*split[1:])
+            part = (self if names_all(split[0]) else self._basic(split[0]))._at(*split[1:])
         else:
             part = self._basic(keys)
         return part._result() if self.ndim > 1 else part
@@ -108,7 +108,7 @@ class TensorIndexing(TensorParts):
 
     def _one(self, indices: list[int]) -> Self:
         """Return one element, on the rank that has it.  Collective; nothing is sent."""
-        rank, local = owners(self.layout, range(self.ndim), indices)
+        rank, local = tensor_lines.owners(self.layout, range(self.ndim), indices)
         there = TensorLayout.even((), (), (), (1, 1), (int(rank),))
         return self.with_elements(there, self.dtype, lambda: self.local[(*map(int, local), ...)])
 
@@ -120,18 +120,17 @@ class TensorIndexing(TensorParts):
             agreement.flag = tensor and overlap(self.unfolding.stored, value.unfolding.stored)
         if tensor or np.ndim(value):
             value = parsed.aligned(value.copy() if agreement.flag else value, self.shape)
-        extents = parsed.extents(self.shape)
         if all(isinstance(parsed.picks.get(x, range(0)), range) for x in self.layout.divided):
             layout, window = self._window(parsed.picks)
             value, key = as_operand(value, layout, self, work), [*window]
             value = type(self)(value, layout).local if isinstance(value, DistMatrix) else value
         elif tensor:
             pairs = dict[int, IndexPairs]()
-            for axis, (n, m) in enumerate(zip(extents, value.shape)):
+            for axis, (n, m) in enumerate(zip(parsed.extents(self.shape), value.shape)):
                 if axis in parsed.picks or n != m:
                     indices = np.asarray(parsed.picks.get(axis, range(n)))
                     last = last_of_each(indices)
-                    pairs[axis] = IndexPairs(last if m > 1 else 0 * last, indices[last])
+                    pairs[axis] = IndexPairs(0 * last if m == 1 else last, indices[last])
             work.did(in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding))
             return
         else:
@@ -141,7 +140,7 @@ class TensorIndexing(TensorParts):
                 _, key[axis], mine = np.intersect1d(places[axis], np.asarray(indices)[last], True, True)
                 places[axis] = last[mine]
             if np.ndim(value):
-                value = value[np.ix_(*(x if n > 1 else [0] for x, n in zip(places, value.shape)))]
+                value = value[np.ix_(*([0] if n == 1 else x for x, n in zip(places, value.shape)))]
         with together(self.grid.comm):
             if self.local.size:
                 self._set_local(key, value)
@@ -150,7 +149,9 @@ class TensorIndexing(TensorParts):
         """Set this rank's elements with these local indices, or slices of them, of each axis.  Local."""
         if any(not isinstance(x, slice) for x in key):
             key = np.ix_(*(np.arange(n)[x] for n, x in zip(self.local.shape, key)))
-            self.local[tuple(beside(x, self.local) for x in key)] = beside(np.asarray(values), self.local)
+            self.local[tuple(beside(x, self.local) for x in key)] = (
+                values if not np.ndim(values) else beside(values, self.local)
+            )
         else:
             set_broadcast(self.local[(*key, ...)], values)
 
@@ -172,16 +173,16 @@ class TensorIndexing(TensorParts):
             basic += [slice(None)] * len(more) or [x]
             axis += len(more) or x is not None
             place += len(more) or x is None or isinstance(x, slice)
-        return tuple(basic), axes, arrays, 0 if tensor_keys.apart(keys) else axes[0]
+        return tuple(basic), axes, arrays, 0 if tensor_keys.stand_apart(keys) else axes[0]
 
     def _at(self, axes: list[int], arrays: list[Any], place: int) -> Self:
         """Return the parts with these indices of some axes, whose axes in the result begin at `place`.  Collective."""
         shape, numbers = self._numbers(axes, arrays)
         rest = [x for x in range(self.ndim) if x not in axes]
         extents = [self.shape[x] for x in rest]
-        if self._thin(prod(extents)):
+        if prod(extents) < len(self.grid.members):  # else a rank has at least as many elements as there are numbers
             work = Work("T[...]")
-            part = fetched(self, axes, in_line(operand_tensor(numbers, self), work), work)
+            part = tensor_lines.fetched(self, axes, in_line(operand_tensor(numbers, self), work), work)
         else:
             every = numbers.allgather() if isinstance(numbers, TensorBase) else numbers
             whole = self.transpose([*axes, *rest]).reshape([prod(self.shape[x] for x in axes), *extents])
@@ -189,18 +190,10 @@ class TensorIndexing(TensorParts):
         part = part.reshape([*shape, *extents])
         return moveaxis(part, range(len(shape)), range(place, place + len(shape)))
 
-    def _thin(self, width: int) -> bool:
-        """Return whether parts of `width` elements are fewer than ranks: then not all ranks may have all their numbers.
-
-        Otherwise the numbers of parts are at most as many as the elements that a rank has of the parts.
-        """
-        return width < len(self.grid.members)
-
     def _numbers(self, axes: list[int], arrays: list[Any]) -> tuple[tuple[int, ...], Any]:
         """Return the shape of broadcast arrays of indices, and the row-major numbers of these, an array or a tensor."""
         with together(self.grid.comm) as arguments:
             arguments += ["indices of a tensor", *axes, str(self.layout)]
-            arrays = [x if isinstance(x, TensorBase) else np.asarray(x) for x in arrays]
             arguments += [x.shape if isinstance(x, TensorBase) else described_elements(x) for x in arrays]
             try:
                 shape = np.broadcast_shapes(*(x.shape for x in arrays))
@@ -220,18 +213,18 @@ class TensorIndexing(TensorParts):
     def _set_at(self, split: tuple[Any, ...], value: Any, work: Work) -> None:
         """Set the parts that arrays of indices name; split : the result of `_split`.  Collective."""
         basic, axes, arrays, place = split
-        part = self if is_whole(basic) else self._basic(basic)
+        part = self if names_all(basic) else self._basic(basic)
         shape, numbers = part._numbers(axes, arrays)
         rest = [x for x in range(part.ndim) if x not in axes]
         extents = [part.shape[x] for x in rest]
         if np.ndim(value) or isinstance(value, TensorBase):
             wanted = [*extents[:place], *shape, *extents[place:]]
             value = operand_tensor(value, self)
-            value = moved(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
+            value = recorded(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = np.moveaxis(value, range(place, place + len(shape)), range(len(shape)))
             value = in_line(value.astype(self.dtype), work, [prod(shape), *extents])
-        there = moved(work, part, in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name))
-        stored(there, axes, in_line(operand_tensor(numbers, self), work), value, work)
+        there = recorded(work, part, in_layout(part, undivided(part.layout, rest, self.grid.members), name=work.name))
+        tensor_lines.stored(there, axes, in_line(operand_tensor(numbers, self), work), value, work)
         if there is not self:
             self._set_basic(basic, there, work)
 
@@ -241,8 +234,8 @@ class TensorIndexing(TensorParts):
         if len(keys) != 1 or not is_mask(mask := keys[0]):
             return False
         with together(self.grid.comm) as arguments:
-            arguments += ["T[mask]", np.shape(mask), str(self.layout)]
-            arguments += [] if isinstance(mask, TensorBase) else [described_elements(np.asarray(mask))]
+            same = isinstance(mask, TensorBase) or described_elements(np.asarray(mask))
+            arguments += ["T[mask]", np.shape(mask), str(self.layout), same]
             tensor_keys.check_mask(np.shape(mask), self.shape)
         return True
 
@@ -252,7 +245,7 @@ class TensorIndexing(TensorParts):
             count = int(mask.allgather() if isinstance(mask, TensorBase) else mask)
             return self.expanded([0])._basic([np.zeros(count, np.int64)])
         rest = self.shape[np.ndim(mask) :]
-        if not prod(mask.shape) or not self._thin(prod(rest)):
+        if not prod(mask.shape) or prod(rest) >= len(self.grid.members):  # or a short mask
             every = (mask.allgather() if isinstance(mask, TensorBase) else mask).reshape(-1)
             whole = self.reshape([prod(self.shape[: np.ndim(mask)]), *rest])
             return whole._basic([np.flatnonzero(every)])
@@ -260,7 +253,7 @@ class TensorIndexing(TensorParts):
         flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(operand_tensor(mask, self), work)
         with together(self.grid.comm):
             piece = flat.local[beside(where.local, flat.local)]
-        return joined(self, piece, rest, work)
+        return tensor_lines.of_pieces(self, piece, rest, work)
 
     def _set_under(self, mask: Any, value: Any, work: Work) -> None:
         """Set the elements under a mask of the first axes.  Collective."""
@@ -268,11 +261,11 @@ class TensorIndexing(TensorParts):
             return
         wide = np.expand_dims(mask, tuple(range(np.ndim(mask), self.ndim)))
         if np.ndim(value):
-            numbers = cumulative(operand_tensor(mask, self).ravel(), np.add, 0)
+            numbers = tensor_lines.cumulative(operand_tensor(mask, self).ravel(), np.add, 0)
             count = int(numbers[-1].allgather())
             wanted = [count, *self.shape[np.ndim(mask) :]]
             value = operand_tensor(value, self)
-            value = moved(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
+            value = recorded(work, value, broadcast_to(with_axes(value, len(wanted)), wanted))
             value = work.did(value._at([0], [np.maximum(numbers - 1, 0)], 0)).reshape(self.shape) if count else 0
         value = value.astype(self.dtype) if isinstance(value, TensorBase) else value
         where, values = (as_operand(x, self.layout, self, work) for x in (wide, value))
@@ -283,16 +276,16 @@ class TensorIndexing(TensorParts):
 
 
 def _keys(key: Any) -> list[Any]:
-    """Return the parts of a key, lists as arrays, and integer tensors without axes as numbers.  Collective."""
+    """Return the parts of a key, lists and ranges as arrays, integer tensors without axes as numbers.  Collective."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    keys = [np.asarray(x, None if len(x) else np.int64) if isinstance(x, list) else x for x in keys]
+    keys = [np.asarray(x, None if len(x) else np.int64) if isinstance(x, (list, range)) else x for x in keys]
     numbers = [isinstance(x, TensorBase) and not x.ndim and x.dtype.kind in "iu" for x in keys]
     return [int(x.allgather()) if number else x for x, number in zip(keys, numbers)]
 
 
 def _unmasked(x: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     """Return an array of indices, or those of a mask of axes of these extents.  Collective."""
-    if isinstance(x, range) or x.dtype.kind != "b":
+    if x.dtype.kind != "b":
         return (x,)
     tensor_keys.check_mask(x.shape, shape)
-    return nonzero(x) if isinstance(x, TensorBase) else np.nonzero(x)
+    return tensor_lines.places_of_nonzero(x) if isinstance(x, TensorBase) else np.nonzero(x)

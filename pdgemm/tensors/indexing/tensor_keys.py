@@ -79,14 +79,14 @@ def check_mask(mask: tuple[int, ...], shape: tuple[int, ...]) -> None:
         raise KeyIndexError(f"a mask of shape {mask} for axes of extents {shape}")
 
 
-def is_whole(keys: Sequence[Any]) -> bool:
+def names_all(keys: Sequence[Any]) -> bool:
     """Return whether a key names all indices of all axes."""
     return all(isinstance(x, slice) and x == slice(None) for x in keys)
 
 
 def is_list(x: Any) -> bool:
-    """Return whether a part of a key has indices one by one: a range, an array or a tensor with axes."""
-    return isinstance(x, range) or (hasattr(x, "dtype") and np.ndim(x) > 0)
+    """Return whether a part of a key has indices one by one: an array or a tensor with axes."""
+    return hasattr(x, "dtype") and np.ndim(x) > 0
 
 
 def parsed_key(keys: Sequence[Any], shape: tuple[int, ...]) -> ParsedKey:
@@ -106,11 +106,11 @@ def parsed_key(keys: Sequence[Any], shape: tuple[int, ...]) -> ParsedKey:
             picks[axis] = one.indices
         axis += 1
     lists = [at for at, x in enumerate(keys) if is_list(x)]
-    before = keys[: lists[0]] if lists and apart(keys) else []
+    before = keys[: lists[0]] if lists and stand_apart(keys) else []
     return ParsedKey(picks, dropped, new, sum(x is None or isinstance(x, slice) for x in before))
 
 
-def apart(keys: Sequence[Any]) -> bool:
+def stand_apart(keys: Sequence[Any]) -> bool:
     """Return whether slices or new axes stand between indices and lists of a key."""
     both = [at for at, x in enumerate(keys) if not (x is None or isinstance(x, slice))]
     return both[-1] - both[0] >= len(both)

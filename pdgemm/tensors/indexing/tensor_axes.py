@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.tensors.indexing.tensor_lines import cumulative, places_of_nonzero
 from pdgemm.tensors.tensor_joins import concatenate
-from pdgemm.tensors.tensor_lines import cumulative
-from pdgemm.tensors.tensor_lines import nonzero as places_of
 
 
 def take(a: Any, indices: Any, axis: int | None = None) -> Any:
@@ -87,7 +86,7 @@ def nonzero(a: Any) -> tuple[Any, ...]:
 
     Cost: an exchange of the tensor, and one of the indices; each rank has an even share of the result.
     """
-    return tuple(x._result() if a.ndim > 1 else x for x in places_of(a))
+    return tuple(x._result() if a.ndim > 1 else x for x in places_of_nonzero(a))
 
 
 FUNCTIONS = (take, take_along_axis, diff, cumsum, cumprod, cumulative_sum, cumulative_prod, nonzero)

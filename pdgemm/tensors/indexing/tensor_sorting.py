@@ -15,9 +15,9 @@ from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.folds import widened
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
+from pdgemm.tensors.indexing.tensor_lines import cumulative, deal, in_line, of_rows, places_of_nonzero, stored
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import concatenate, operand_tensor
-from pdgemm.tensors.tensor_lines import cumulative, deal, in_line, nonzero, of_rows, stored
 from pdgemm.tensors.tensor_moves import in_layout
 
 
@@ -41,6 +41,7 @@ def argsort(x: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = No
 
 
 def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
+    """Return sorted elements; with `places`, the indices that sort them.  Collective."""
     name = "argsort" if places else "sort"
     if axis is None:
         return _ordered(a.ravel(), 0, descending, places)
@@ -58,7 +59,7 @@ def _ordered(a: Any, axis: int | None, descending: bool, places: bool) -> Any:
         return np.flip(x.shape[at] - 1 - order if places else order, at) if descending else order
 
     a = in_layout(a, undivided(a.layout, [at], a.grid.members), name=name)
-    result = a.with_elements(a.layout, np.dtype(np.int64) if places else a.dtype, lambda: act(a.local))
+    result = a.with_elements(a.layout, np.dtype(np.int64) if places else a.dtype, lambda: act(to_host(a.local)))
     result.unfolding.report = a.later_report
     return result
 
@@ -116,13 +117,13 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
         with together(a.grid.comm) as arguments:
             arguments.append(described_elements(np.asarray(v)))
             counts = np.asarray(np.searchsorted(to_host(a.local), v, side), np.int64)
-        return type(a).from_global(sum_over_ranks(counts, a.grid.comm), grid=a.grid)._result()
+        return operand_tensor(sum_over_ranks(counts, a.grid.comm), a)._result()
     flat, first = type(a).reshape(v, [v.size]), side == "left"
     work = Work("searchsorted")
     order = work.did(argsort(work.did(concatenate([flat, a] if first else [a, flat]))))
     of_a = order >= v.size if first else order < a.size
     numbers = cumulative(of_a, np.add, 0)[~of_a]
-    result = in_line(type(a).zeros((v.size,), grid=a.grid, dtype=np.int64), work)
+    result = in_line(type(a).zeros((v.size,), grid=a.grid, dtype=np.int64, device=a.device), work)
     stored(result, [0], in_line(order[~of_a] - (0 if first else a.size), work), in_line(numbers, work), work)
     work.reported(result.unfolding, 2)
     return result.reshape(v.shape)
@@ -141,9 +142,8 @@ def isin(
         result = searchsorted(among, element, "right") > searchsorted(among, element, "left")
         return (result & (element == element)) != invert
     with together(element.grid.comm) as arguments:
-        tested = np.asarray(test_elements)
-        arguments += ["isin", described_elements(tested), invert]
-    act = lambda: np.isin(to_host(element.local), tested, invert=invert)  # noqa: E731
+        arguments += ["isin", described_elements(np.asarray(test_elements)), invert]
+    act = lambda: np.isin(to_host(element.local), test_elements, invert=invert)  # noqa: E731
     return element.with_elements(element.layout, np.dtype(bool), act)
 
 
@@ -166,10 +166,10 @@ def distinct(T: Any, equal_nan: bool = False) -> Distinct:
     if equal_nan and T.dtype.kind in "fc":
         changes = changes & ((ordered[1:] == ordered[1:]) | (ordered[:-1] == ordered[:-1]))
     new = concatenate([np.ones(min(T.size, 1), bool), changes])
-    starts = nonzero(new)[0]
+    starts = places_of_nonzero(new)[0]
     counts = concatenate([starts[1:], np.full(min(T.size, 1), T.size)]) - starts
     values, indices = (work.did(x[new]) for x in (ordered, order))
-    inverse = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64), work)
+    inverse = in_line(type(T).zeros((T.size,), grid=T.grid, dtype=np.int64, device=T.device), work)
     stored(inverse, [0], in_line(order, work), in_line(cumulative(new, np.add, 0) - 1, work), work)
     for x in (values, indices, inverse, counts):
         work.reported(x.unfolding, 6)
