@@ -41,7 +41,7 @@ def test_new_arrays_are_on_the_default_grid_and_divided(default: Any) -> None:
     most = 1 if default.idle else -(-1000 // len(default.members))
     assert x.local.size <= most or default.idle
     assert xp.sum(xp.ones((6, 7)), axis=0).local.size <= (-(-7 // len(default.members)) if not default.idle else 0)
-    assert "1000" in repr(x)  # local: one rank may print
+    assert repr(x).startswith("Array(1000, axes")  # local: one rank may print
 
 
 def test_creation(default: Any) -> None:
