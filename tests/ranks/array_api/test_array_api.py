@@ -136,6 +136,7 @@ def test_reductions(default: Any) -> None:
             check(xp.mean(x, axis=axis), np.mean(y, axis))
     check(xp.clip(xp.arange(6), 1, xp.asarray([3, 4, 5, 1, 2, 9])), np.clip(np.arange(6), 1, [3, 4, 5, 1, 2, 9]))
     check(xp.where(xp.asarray([True, False]), xp.arange(2.0), 7), [0.0, 7.0])
+    check(xp.where(xp.asarray([True, False, True]))[0], [0, 2])
 
 
 def test_a_product_in_place_writes_the_array_itself() -> None:
