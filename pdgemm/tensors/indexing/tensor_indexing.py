@@ -11,6 +11,7 @@ import numpy as np
 from pdgemm.algorithms.indexing.selection import as_element
 from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError
 from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.index_pairs import RangePairs, within
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import beside
@@ -29,7 +30,7 @@ from pdgemm.tensors.indexing.tensor_lines import in_line, recorded
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import moveaxis, operand_tensor
 from pdgemm.tensors.tensor_moves import in_layout
-from pdgemm.tensors.tensor_parts import TensorParts
+from pdgemm.tensors.tensor_parts import TensorParts, is_window
 
 
 class TensorIndexing(TensorParts):
@@ -90,7 +91,7 @@ class TensorIndexing(TensorParts):
         with together(self.grid.comm) as arguments:
             picks, dropped, new, first = parsed = parsed_key(keys, self.shape)
             arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
-            apart = any(x in dropped or not isinstance(picks.get(x, range(0)), range) for x in self.layout.divided)
+            apart = any(x in dropped or not is_window(picks.get(x, range(0))) for x in self.layout.divided)
         if apart and len(dropped) == self.ndim:
             part = self._one([picks[x].start for x in range(self.ndim)])
         else:
@@ -103,7 +104,10 @@ class TensorIndexing(TensorParts):
         """Return the picked indices of each axis, in the default layout of the part.  Collective."""
         kept = [n for axis, n in enumerate(parsed.extents(self.shape)) if axis not in parsed.dropped]
         target = self.default_layout(kept).expanded(parsed.dropped)
-        pairs = {x: IndexPairs(np.asarray(indices), np.arange(len(indices))) for x, indices in parsed.picks.items()}
+        pairs = {
+            x: RangePairs(y, range(len(y))) if isinstance(y, range) else IndexPairs(y, np.arange(len(y)))
+            for x, y in parsed.picks.items()
+        }
         return in_layout(self, target, pairs, name="T[...]")
 
     def _one(self, indices: list[int]) -> Self:
@@ -120,25 +124,30 @@ class TensorIndexing(TensorParts):
             agreement.flag = tensor and overlap(self.unfolding.stored, value.unfolding.stored)
         if tensor or np.ndim(value):
             value = parsed.aligned(value.copy() if agreement.flag else value, self.shape)
-        if all(isinstance(parsed.picks.get(x, range(0)), range) for x in self.layout.divided):
+        if all(is_window(parsed.picks.get(x, range(0))) for x in self.layout.divided):
             layout, window = self._window(parsed.picks)
             value, key = as_operand(value, layout, self, work), [*window]
             value = type(self)(value, layout).local if isinstance(value, DistMatrix) else value
         elif tensor:
-            pairs = dict[int, IndexPairs]()
+            pairs = dict[int, IndexPairs | RangePairs]()
             for axis, (n, m) in enumerate(zip(parsed.extents(self.shape), value.shape)):
-                if axis in parsed.picks or n != m:
-                    indices = np.asarray(parsed.picks.get(axis, range(n)))
-                    last = last_of_each(indices)
-                    pairs[axis] = IndexPairs(0 * last if m == 1 else last, indices[last])
+                indices = parsed.picks.get(axis, range(n))
+                if n == m and isinstance(indices, range):
+                    pairs[axis] = RangePairs(range(n), indices)
+                else:
+                    last = last_of_each(np.asarray(indices))
+                    pairs[axis] = IndexPairs(0 * last if m == 1 else last, np.asarray(indices)[last])
             work.did(in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding))
             return
         else:
             key, places = list[Any]([slice(None)] * self.ndim), self.indices()
             for axis, indices in parsed.picks.items():
-                last = last_of_each(np.asarray(indices))
-                _, key[axis], mine = np.intersect1d(places[axis], np.asarray(indices)[last], True, True)
-                places[axis] = last[mine]
+                if isinstance(indices, range):
+                    key[axis], places[axis] = within(places[axis], indices)
+                else:
+                    last = last_of_each(indices)
+                    _, key[axis], mine = np.intersect1d(places[axis], indices[last], True, True)
+                    places[axis] = last[mine]
             if np.ndim(value):
                 value = value[np.ix_(*([0] if n == 1 else x for x, n in zip(places, value.shape)))]
         with together(self.grid.comm):
