@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, IndexPairs, identity, index_maps, merged, overlap_counts
 
 
-def within(indices: np.ndarray, run: range) -> tuple[np.ndarray, np.ndarray]:
+def places_in_range(indices: np.ndarray, run: range) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of the indices that are in a range, and their positions in the range."""
     places, rest = divmod(indices - run.start, run.step)
     at = np.flatnonzero((rest == 0) & (places >= 0) & (places < len(run)))
@@ -27,7 +28,7 @@ class RangePairs:
 
     def _of(self, dim: BlockCyclic, part: int, of_target: bool) -> IndexPairs:
         """Return the pairs of which a part has the target, or the source."""
-        places = np.sort(within(dim.indices(part), self.target if of_target else self.source)[1])
+        places = np.sort(places_in_range(dim.indices(part), self.target if of_target else self.source)[1])
         return IndexPairs(*(x.start + places * x.step for x in (self.source, self.target)))
 
     def counts(self, a: BlockCyclic, b: BlockCyclic) -> np.ndarray:
@@ -37,6 +38,12 @@ class RangePairs:
     def maps(self, a: BlockCyclic, b: BlockCyclic, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
         """Yield peer parts and maps as `IndexPairs` does."""
         return self._of(b if by_target else a, part, by_target).maps(a, b, part, by_target)
+
+
+def paired(source: Any, target: Any) -> IndexPairs | RangePairs:
+    """Return the pairs of the indices of two ranges or arrays."""
+    ranges = isinstance(source, range) and isinstance(target, range)
+    return RangePairs(source, target) if ranges else IndexPairs(np.asarray(source), np.asarray(target))
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,6 @@ def check_mask(mask: tuple[int, ...], shape: tuple[int, ...]) -> None:
         raise KeyIndexError(f"a mask of shape {mask} for axes of extents {shape}")
 
 
-def names_all(keys: Sequence[Any]) -> bool:
-    """Return whether a key names all indices of all axes."""
-    return all(isinstance(x, slice) and x == slice(None) for x in keys)
-
-
 def is_list(x: Any) -> bool:
     """Return whether a part of a key has indices one by one: an array or a tensor with axes."""
     return hasattr(x, "dtype") and np.ndim(x) > 0
