@@ -57,7 +57,8 @@ def matmul_batched(
     """Compute C_i := alpha op(A_i) op(B_i) + beta C_i for all items i.  Collective over A.comm: see `check`.
 
     A, B : Batch with op(A_i) (m_i, k_i) and op(B_i) (k_i, n_i), with the same owners of items.  float16, bfloat16,
-        float32, float64, complex64, complex128, int8, float8_e4m3fn or float8_e5m2; A and B may have different types.
+        float32, float64, complex64, complex128, float8_e4m3fn, float8_e5m2, or integers of 8 to 64 bits; A and B may
+        have different types.
     C : Batch (m_i, n_i) with the same owners of items, overwritten.  None: C is allocated.
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k_i == 0: A_i and B_i are not read.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H.
@@ -71,7 +72,7 @@ def matmul_batched(
     one item where this is larger.
     Raises LayoutError, GridError, DTypeError, DeviceError or ArgumentError, the same on every rank.
     Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's
-    type; int8 exact modulo 2^32.
+    type; integers exact modulo 2^32, of 64 bits modulo 2^64.
     """
     start = perf_counter()
     if not isinstance(A, Batch):  # without a Batch the ranks have no communicator to agree over

@@ -74,9 +74,9 @@ def pdgemm(
     alpha, beta : scalars of C's type.  beta == 0: C is not read.  alpha == 0 or k == 0: A and B are not read.
     A, B : DistMatrix with op(A) (m, k) and op(B) (k, n), of any blocks, sources and grids over the same ranks;
         also views: A.T, A.H, A[i0:i1, j0:j1]; A, B and C are all on the host or all on GPUs.  float16, bfloat16,
-        float32, float64, complex64, complex128, int8, and on the host float8_e4m3fn and float8_e5m2; A and B may have
-        different types.  A and B may also be `pdgemm.Scaled`, 8-bit values with scales; or matrices in files
-        (`io.hdf5.dataset`): then two panels of a file at a time are in memory.
+        float32, float64, complex64, complex128, int8, and on the host float8_e4m3fn, float8_e5m2, int16, int32, int64,
+        uint8, uint16, uint32 and uint64; A and B may have different types.  A and B may also be `pdgemm.Scaled`, 8-bit
+        values with scales; or matrices in files (`io.hdf5.dataset`): then two panels of a file at a time are in memory.
     C : DistMatrix (m, n) of any layout, overwritten; of a view, only its own elements are written, in place.
         None: C is allocated, with the row layout of op(A) and the column layout of op(B) on the grid of A.
     transa, transb : "N" op(A) = A, "T" op(A) = A^T, "C" op(A) = A^H; the same as passing A.T or A.H.
@@ -105,7 +105,7 @@ def pdgemm(
         GPUs of the node, "nccl" broadcasts panels with one rank per GPU, "mpi" passes device pointers to MPI, "staged"
         sends panels through host memory; "auto" is the first of these that is available.
     accumulate_dtype : type in which products are accumulated.  By default the common type of A, B and C; for 16-bit
-        types float32, for int8 int32.  Panels are converted one by one, never whole matrices.
+        types float32, for integers int32 or int64.  Panels are converted one by one, never whole matrices.
     compute_type : type to which operands are rounded, panel by panel, before they are multiplied; products are then
         accumulated in float32 (complex64): "float32", "tf32" (11 bits, on GPUs; a CPU does not round), "float16" or
         "bfloat16" (real matrices).  Or products of slices (`docs/emulated.md`), on the host: "bf16x9", with sums in
@@ -129,10 +129,10 @@ def pdgemm(
     Raises LayoutError, GridError, DTypeError, DeviceError, ArgumentError or MemoryLimitError (with mover "shared" also
     NodeMemoryError), the same on every rank and before any message is sent.
     Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's
-    type; int8 exact modulo 2^32.  With a compute_type of unit roundoff u (2^-11 float16 and tf32, 2^-8 bfloat16):
-    (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham, Lopez, Mary & Pranesh, SIAM J. Sci. Comput. 42(3),
-    2020).  "bf16x9": 1.04 gamma_(k+4) |alpha||A||B|; "ozaki" with S slices, of p panels and partial sums:
-    |alpha| k (4 (S + 1) 2^-7S + gamma_(p+3)) max_l |a_il| max_l |b_lj| (Ozaki, Ogita, Oishi & Rump, Numer. Algorithms
+    type; integers exact modulo 2^32, of 64 bits modulo 2^64.  With a compute_type of unit roundoff u (2^-11 float16 and
+    tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham, Lopez, Mary & Pranesh, SIAM
+    J. Sci. Comput. 42(3), 2020).  "bf16x9": 1.04 gamma_(k+4) |alpha||A||B|; "ozaki" with S slices, of p panels and partial
+    sums: |alpha| k (4 (S + 1) 2^-7S + gamma_(p+3)) max_l |a_il| max_l |b_lj| (Ozaki, Ogita, Oishi & Rump, Numer. Algorithms
     59, 2012; Ootomo, Ozaki & Yokota, Int. J. High Perform. Comput. Appl. 38(4), 2024; `pdgemm/local/blas/slices.py`).
     """
     options = ProductOptions(

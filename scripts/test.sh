@@ -15,6 +15,9 @@
 #                                                     explained in scripts/hardening/concerned.py
 #   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    only these rank counts; with arguments, only pytest, in .venv
 #
+# PDGEMM_ARRAY_API_TESTS names a folder with the tests of the array API standard (scripts/array_api.sh), by default
+# ../shared/reference/array-api-tests. --all runs all of them, the suite a tenth, in turns.
+#
 # All parts run even if one fails; the table at the end has the result of each, and the tests that ran in no part.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -168,6 +171,16 @@ if [ $selected = no ]; then
     case "$all $ranks " in yes*' 9 '*)     # a grid of 2 x 2 x 3
         tests '12 ranks' mpiexec -n 12 "${everywhere[@]}" tests/ranks/algorithms/test_algorithms.py ;;
     esac
+fi
+if [ $selected = no ]; then
+    standard=${PDGEMM_ARRAY_API_TESTS:-../shared/reference/array-api-tests}
+    tenth=(--examples 5 --ranks 2 --part "$(($(git rev-list --count HEAD 2>/dev/null || echo 0) % 10))/10")
+    [ $all = no ] || tenth=(--minutes 12)
+    if [ -d "$standard/array_api_tests" ]; then
+        check 'array API standard' scripts/array_api.sh "$standard" "${tenth[@]}"
+    else
+        record 'array API standard' 0 0 0 0 "not run, because there is no folder $standard"
+    fi
 fi
 if [ $all = no ] && wanted thorough; then       # --all has run them above
     widest=("${pytest[@]}" --all --timeout 360)

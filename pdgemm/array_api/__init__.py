@@ -31,7 +31,9 @@ from pdgemm.array_api.data_types import (
     int32 as int32, int64 as int64, result_type as result_type, uint8 as uint8, uint16 as uint16, uint32 as uint32,
     uint64 as uint64,
 )  # fmt: skip
-from pdgemm.array_api.elementwise import clip as clip, imag as imag, real as real, round as round, where as where
+from pdgemm.array_api.elementwise_functions import (
+    clip as clip, imag as imag, real as real, round as round, where as where,
+)  # fmt: skip
 from pdgemm.array_api.inspection import __array_namespace_info__ as __array_namespace_info__
 from pdgemm.array_api.manipulation import (
     broadcast_arrays as broadcast_arrays, broadcast_shapes as broadcast_shapes, broadcast_to as broadcast_to,

@@ -13,7 +13,6 @@ from pdgemm.array_api.manipulation import broadcast_to, stack
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import default_grid
 from pdgemm.local.arrays.device import HOST
-from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 from pdgemm.tensors.dist_tensor import DistTensor
@@ -23,7 +22,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     """Return an object as an array.  Collective.
 
     obj : an array, a tensor or a matrix, in whose layout the result is; or numbers, nested sequences of numbers and
-        arrays, or an array of one rank, all of which are the same on every rank, and of which each rank copies its part.
+        arrays, or a NumPy array, the same on every rank, of which each rank copies its part.
     copy : False: share the elements with a tensor or a matrix, or raise ValueError on every rank.
     """
     if isinstance(obj, DistMatrix):
@@ -34,9 +33,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         if _has_arrays(obj):
             obj, copy = stack([asarray(x, device=device) for x in obj]), None
         else:
-            with together(default_grid().comm):
-                whole = np.asarray(obj, dtype=dtype)
-            return Array.from_global(whole, device=device or HOST)
+            return Array.from_global(obj, dtype=dtype, device=device or HOST)
     result = Array(obj.unfolding, obj.layout)
     moved = result if device is None else result.to_device(device)
     if dtype is not None and dtype != obj.dtype:
@@ -63,32 +60,32 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 def _new(shape: Any, dtype: Any, device: Any, elements: Callable[..., Any]) -> Array:
     """Return a new array of the values that `elements` returns for the indices along each axis.  Collective."""
-    shape = (shape,) if np.ndim(shape) == 0 else tuple(shape)
-    return Array.from_function(elements, shape, dtype=dtype, device=device or HOST)
+    return Array.from_function(elements, _shape(shape), dtype=dtype, device=device or HOST)
 
 
-def _like(x: Array, dtype: Any, device: Any, value: Any) -> Array:
-    """Return a new array in the layout of x.  Collective."""
-    layout, dtype = x.layout, x.dtype if dtype is None else dtype
-    result = Array.empty(x.shape, grid=x.grid.base, layout=layout, dtype=dtype, device=device or x.device)
-    if value is not None:
-        with together(x.grid.comm):
-            set_broadcast(result.local, np.asarray(value, result.dtype))
-    return result
+def _like(x: Array, dtype: Any, device: Any) -> dict[str, Any]:
+    """Return the options of a new array in the layout of x."""
+    dtype, device = x.dtype if dtype is None else dtype, device or x.device
+    return {"grid": x.grid.base, "layout": x.layout, "dtype": dtype, "device": device}
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    return (shape,) if np.ndim(shape) == 0 else tuple(shape)
+
+
+def _number(value: Any) -> Any:
+    """Return a number, also that of an array without axes."""
+    return value.allgather()[()] if isinstance(value, DistTensor) else value
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array whose elements are not initialised, of float64 by default.  Collective."""
-    shape = (shape,) if np.ndim(shape) == 0 else tuple(shape)
-    return Array.empty(shape, dtype=float if dtype is None else dtype, device=device or HOST)
+    return Array.empty(_shape(shape), dtype=float if dtype is None else dtype, device=device or HOST)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array of one number, of NumPy's type of the number by default.  Collective."""
-    if isinstance(fill_value, DistTensor):
-        fill_value = fill_value.allgather()[()]
-    dtype = np.asarray(fill_value).dtype if dtype is None else dtype
-    return _new(shape, dtype, device, lambda *at: np.asarray(fill_value, dtype))
+    return Array.full(_shape(shape), _number(fill_value), dtype=dtype, device=device or HOST)
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
@@ -103,38 +100,38 @@ def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
 
 def empty_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array in the layout of x whose elements are not initialised.  Collective."""
-    return _like(x, dtype, device, None)
+    return Array.empty(x.shape, **_like(x, dtype, device))
 
 
 def full_like(x: Array, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array of one number in the layout of x.  Collective."""
-    return _like(x, dtype, device, fill_value.allgather()[()] if isinstance(fill_value, DistTensor) else fill_value)
+    return Array.full(x.shape, _number(fill_value), **_like(x, dtype, device))
 
 
 def zeros_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array of zeros in the layout of x.  Collective."""
-    return _like(x, dtype, device, 0)
+    return full_like(x, 0, dtype=dtype, device=device)
 
 
 def ones_like(x: Array, /, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array of ones in the layout of x.  Collective."""
-    return _like(x, dtype, device, 1)
+    return full_like(x, 1, dtype=dtype, device=device)
 
 
 def arange(
     start: float, /, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None
 ) -> Array:
-    """Return start + i step, for all i >= 0 with which it is less than `stop`, or more for a negative step.  Collective.
+    """Return start + i step for i = 0, 1, ..., before `stop`.  Collective.
 
     stop : None: from 0 to `start`.   dtype : by default int64 for integers, else float64.
     """
     first, last = (0, start) if stop is None else (start, stop)
     if all(isinstance(x, (int, np.integer)) for x in (first, last, step)):
         n, signed = len(range(int(first), int(last), int(step))), np.dtype(dtype or np.int64) != np.uint64
-        first, step = (np.uint64(int(x) % 2**64) for x in (first, step))  # modulo 2^64, so that no step overflows
+        begin, each = (np.uint64(int(x) % 2**64) for x in (first, step))  # modulo 2^64, so that no step overflows
 
         def elements(i: np.ndarray) -> np.ndarray:
-            values = first + i.astype(np.uint64) * step
+            values = begin + i.astype(np.uint64) * each
             return values.view(np.int64) if signed else values
 
         return _new(n, np.int64 if dtype is None else dtype, device, elements)
@@ -159,9 +156,7 @@ def linspace(
     return _new(num, np.result_type(start, stop, float) if dtype is None else dtype, device, elements)
 
 
-def eye(
-    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None
-) -> Array:  # fmt: skip
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
     """Return the matrix with ones where the column is the row plus k, else zeros.  Collective."""
     shape = n_rows, n_rows if n_cols is None else n_cols
     return _new(shape, float if dtype is None else dtype, device, lambda i, j: j - i == k)

@@ -37,8 +37,8 @@ def _type(x: Any) -> Any:
 def finfo(type: Any, /) -> FloatInfo:
     """Return the range of a floating-point type, or of the type of an array."""
     info: Any = ml_dtypes.finfo(_type(type))  # type: ignore[no-untyped-call]
-    numbers = (float(x) for x in (info.eps, info.max, info.min, info.smallest_normal))
-    return FloatInfo(int(info.bits), *numbers, np.dtype(info.dtype))
+    eps, most, least, normal = (float(x) for x in (info.eps, info.max, info.min, info.smallest_normal))
+    return FloatInfo(int(info.bits), eps, most, least, normal, np.dtype(info.dtype))
 
 
 def iinfo(type: Any, /) -> np.iinfo[Any]:

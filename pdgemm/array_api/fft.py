@@ -1,4 +1,4 @@
-"""The standard's extension of Fourier transforms: see `pdgemm.tensors.tensor_fft`."""
+"""The standard's extension of Fourier transforms: see `pdgemm.tensors.numpy_modules.tensor_fft`."""
 # ruff: noqa: I001
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from pdgemm.array_api.array import Array
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.device import HOST
-from pdgemm.tensors.tensor_fft import (
+from pdgemm.tensors.numpy_modules.tensor_fft import (
     fft as fft, fftn as fftn, fftshift as fftshift, hfft as hfft, ifft as ifft, ifftn as ifftn,
     ifftshift as ifftshift, ihfft as ihfft, irfft as irfft, irfftn as irfftn, rfft as rfft, rfftn as rfftn,
 )  # fmt: skip

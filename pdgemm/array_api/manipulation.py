@@ -66,7 +66,7 @@ def matrix_transpose(x: Array, /) -> Array:
 
 def moveaxis(x: Array, source: Any, destination: Any, /) -> Array:
     """Return x with axes moved to other places; a view.  Local."""
-    return np.moveaxis(x, source, destination)  # type: ignore[return-value]
+    return np.moveaxis(x, source, destination)  # type: ignore[type-var]
 
 
 def expand_dims(x: Array, /, axis: int | tuple[int, ...]) -> Array:

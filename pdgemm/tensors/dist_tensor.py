@@ -29,6 +29,7 @@ from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_reductions import TensorReductions
 
 Axes = Sequence[int]
+Described = Callable[[list[object]], tuple[TensorLayout, np.dtype]]
 
 
 class DistTensor(TensorIndexing, TensorReductions, TensorFunctions):
@@ -74,27 +75,66 @@ class DistTensor(TensorIndexing, TensorReductions, TensorFunctions):
         Raises LayoutError, ArgumentError, DTypeError, DeviceError or MemoryError, on every rank.
         """
         grid = default_grid() if grid is None else grid
-        with together(communicator_of(grid)) as arguments:
+
+        def described(arguments: list[object]) -> tuple[TensorLayout, np.dtype]:
             chosen = _layout(shape, grid, rows, cols, layout)
             arguments += ["DistTensor.empty", str(chosen), chosen.rank_map]
-        return cls._allocated(chosen, grid, element_type(dtype), device)
+            return chosen, element_type(dtype)
+
+        return cls._described(described, grid, device)
 
     @classmethod
-    def _allocated(cls, layout: TensorLayout, grid: ProcessGrid, dtype: np.dtype, device: DeviceName) -> Self:
-        there, where = grid.base.reshaped(layout.grid_shape, layout.rank_map), device_on(grid, device)
+    def _described(cls, described: Described, grid: ProcessGrid, device: DeviceName) -> Self:
+        """Return a tensor that is not initialised, after one agreement of the ranks.  Collective.
+
+        described : returns the layout and the type, and appends what all ranks must have in common; it may be called
+            twice, and what it raises on one rank is raised on all.
+        """
+        communicator_of(grid)
+        where, chosen = device_on(grid, device), list[tuple[TensorLayout, ProcessGrid]]()
 
         def allocate(arguments: list[object]) -> Array:
+            layout, dtype = described(arguments)
             arguments.append(dtype)
+            there = grid.base.reshaped(layout.grid_shape, layout.rank_map)
+            chosen[:] = [(layout, there)]
             return new_array(layout.matrix.local_shape(there.coords), dtype, "C", there, where)
 
-        local, shared = new_shared(there, allocate)
+        local, shared = new_shared(grid.base, allocate)
+        layout, there = chosen[0]
         return cls(DistMatrix(local, there, layout.matrix, "C", shared=shared), layout)
 
     @classmethod
-    def full(cls, shape: Sequence[int], value: complex, **options: Any) -> Self:
+    def _allocated(cls, layout: TensorLayout, grid: ProcessGrid, dtype: np.dtype, device: DeviceName) -> Self:
+        return cls._described(lambda _: (layout, dtype), grid, device)
+
+    @classmethod
+    def full(
+        cls,
+        shape: Sequence[int],
+        value: complex,
+        *,
+        grid: ProcessGrid | None = None,
+        rows: Axes | None = None,
+        cols: Axes | None = None,
+        dtype: DType | None = None,
+        device: DeviceName = HOST,
+        layout: TensorLayout | None = None,
+    ) -> Self:
         """Make a tensor of one number, of NumPy's type of the number by default.  Collective; arguments of `empty`."""
-        tensor = cls.empty(shape, **{"dtype": np.asarray(value).dtype, **options})
-        tensor.unfolding.fill(value)
+        grid, number = default_grid() if grid is None else grid, list[np.ndarray]()
+
+        def described(arguments: list[object]) -> tuple[TensorLayout, np.dtype]:
+            chosen, kind = _layout(shape, grid, rows, cols, layout), None if dtype is None else element_type(dtype)
+            number[:] = [np.asarray(value, kind)]
+            arguments += ["DistTensor.full", str(chosen), chosen.rank_map, value]
+            return chosen, element_type(number[0].dtype)
+
+        tensor = cls._described(described, grid, device)
+        if tensor.device == HOST:
+            tensor.local[...] = number[0]
+        else:
+            tensor.unfolding.fill(value)
         return tensor
 
     @classmethod
@@ -132,18 +172,35 @@ class DistTensor(TensorIndexing, TensorReductions, TensorFunctions):
         return tensor
 
     @classmethod
-    def from_global(cls, array: Any, *, check: bool = True, **options: Any) -> Self:
+    def from_global(
+        cls,
+        array: Any,
+        *,
+        check: bool = True,
+        grid: ProcessGrid | None = None,
+        rows: Axes | None = None,
+        cols: Axes | None = None,
+        dtype: DType | None = None,
+        device: DeviceName = HOST,
+        layout: TensorLayout | None = None,
+    ) -> Self:
         """Distribute an array that is the same on every rank; each rank copies its part.  Collective.
 
         check : compare a checksum of the array among the ranks.   Other arguments as for `empty`.
         """
-        grid = options.get("grid") or default_grid()
-        with together(communicator_of(grid)) as arguments:
-            whole = to_host(devices.adopted(array)) if np.ndim(array) else np.asarray(array)
+        grid, read = default_grid() if grid is None else grid, list[np.ndarray]()
+
+        def described(arguments: list[object]) -> tuple[TensorLayout, np.dtype]:
+            whole = _on_every_rank(array, dtype)
+            read[:] = [whole]
             arguments += ["DistTensor.from_global", whole.shape, whole.dtype]
             arguments += [described_elements(whole)] if check and grid.size > 1 else []
-        tensor = cls.empty(whole.shape, **{"dtype": whole.dtype, **options, "grid": grid})
-        with together(grid.comm):
+            return _layout(whole.shape, grid, rows, cols, layout), element_type(whole.dtype if dtype is None else dtype)
+
+        tensor = cls._described(described, grid, device)
+        (whole,) = read
+        # only a device, or a conversion that warns, may fail on one rank
+        with together(grid.comm, device != HOST or not np.can_cast(whole.dtype, tensor.dtype)):
             if tensor.local.size:
                 tensor._set(whole[np.ix_(*tensor.indices())] if whole.ndim else whole)
         return tensor
@@ -194,6 +251,13 @@ class DistTensor(TensorIndexing, TensorReductions, TensorFunctions):
     def __repr__(self) -> str:
         held = " x ".join(map(str, self.local.shape))
         return f"DistTensor({self.layout}, {self.dtype}; rank {self.grid.rank} holds {held or 'one number'})"
+
+
+def _on_every_rank(array: Any, dtype: Any) -> np.ndarray:
+    """Return an array, nested sequences or a number as an array on the host; numbers of Python in the type `dtype`."""
+    if isinstance(array, (list, tuple, int, float, complex)) and dtype is not None:
+        return np.asarray(array, element_type(dtype))
+    return to_host(devices.adopted(array)) if np.ndim(array) else np.asarray(array)
 
 
 def _layout(

@@ -93,12 +93,12 @@ def einsum(
             check_result("out", out.unfolding, {f"operand {at}": x.unfolding for at, x in enumerate(tensors, 1)})
     C = _carried_out(plan, tensors, alpha, beta, out, work)
     agree_if_later(grid.comm)
+    kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
+    if out is None and C.dtype == np.int32 and kind.narrow_products:
+        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     work.reported(C.unfolding, plan.contractions)
     if out is not None:
         return out
-    kind = next((type(x) for x in known if isinstance(x, DistTensor)), DistTensor)
-    if C.dtype == np.int32 and kind.narrow_products:
-        C = C.astype(dtypes.common(*(x.dtype for x in tensors)))
     return kind(C.unfolding, C.layout)._result()
 
 
@@ -134,24 +134,31 @@ def _carried_out(
     for move in plan.before:
         tensors[move.at] = _single(move, tensors[move.at], work)
     for index in np.ndindex(*(plan.expression.extent[x] for x in plan.slices)):
-        at = dict(zip(plan.slices, index))
-        terms = [
-            x.part({axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}) if at else x
-            for x, labels in zip(tensors, plan.expression.inputs)
-        ]
-        for step in plan.steps:
-            if isinstance(step, Joint):
-                last = step is plan.steps[-1]
-                end: tuple[Any, complex, DistTensor | None] = (alpha, beta, out) if last else (1, 0, None)
-                terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], *end, work))
-            else:
-                terms[step.at] = _single(step, terms[step.at], work)
-        if not plan.contractions:
-            order = [plan.result[0].index(x) for x in plan.expression.output]
-            terms = [_added(terms[0].transpose(order), alpha, beta, out, work)]
-        out, beta = terms[-1], 1
+        out, beta = _one_slice(plan, tensors, dict(zip(plan.slices, index)), alpha, beta, out, work), 1
     assert out is not None
     return out
+
+
+def _one_slice(
+    plan: EinsumPlan, tensors: Sequence[DistTensor], at: dict[str, int], alpha: Any, beta: complex,
+    out: DistTensor | None, work: Work,
+) -> DistTensor:  # fmt: skip
+    """Return out := alpha times the sum of products with this index of each slice + beta out.  Collective."""
+    terms = [*tensors]
+    for number, (x, labels) in enumerate(zip(tensors, plan.expression.inputs)):
+        if places := {axis: at[y] if x.shape[axis] > 1 else 0 for axis, y in enumerate(labels) if y in at}:
+            terms[number] = x.part(places)
+    for step in plan.steps:
+        if isinstance(step, Joint):
+            last = step is plan.steps[-1]
+            end: tuple[Any, complex, DistTensor | None] = (alpha, beta, out) if last else (1, 0, None)
+            terms.append(_contracted(step.contraction, terms[step.a], terms[step.b], *end, work))
+        else:
+            terms[step.at] = _single(step, terms[step.at], work)
+    if plan.contractions:
+        return terms[-1]
+    order = [plan.result[0].index(x) for x in plan.expression.output]
+    return _added(terms[0].transpose(order), alpha, beta, out, work)
 
 
 def _added(C: DistTensor, alpha: Any, beta: complex, out: DistTensor | None, work: Work) -> DistTensor:
@@ -228,8 +235,8 @@ def _elementwise(x: Contraction, A: DistTensor, B: DistTensor, alpha: Any, work:
     a, b = parts
     dtype = dtypes.product(A.dtype, B.dtype)
     inner: Any = np.dtype(np.float32) if is_extension(dtype) else dtype
-    product = lambda: np.asarray(alpha).astype(inner) * (a.local.astype(inner, copy=False) * supported(b.local))  # noqa: E731
-    return A.with_elements(x.C, dtype, product)
+    factor = np.asarray(alpha).astype(inner)[()]  # of integers -1 modulo 2^bits
+    return A.with_elements(x.C, dtype, lambda: factor * (a.local.astype(inner, copy=False) * supported(b.local)))
 
 
 class _InLayout(NamedTuple):
@@ -292,9 +299,9 @@ def _one_by_one(x: Contraction, A: DistTensor, B: DistTensor, alpha: complex, wo
     one, Z = x.item, None
     C = DistTensor._allocated(x.C, A.grid, dtypes.product(A.dtype, B.dtype), A.device)
     X, Y = (DistTensor._allocated(to, y.grid, y.dtype, y.device) for to, y in ((one.A, A), (one.B, B)))
-    axes = [[labels.index(y) for y in x.batch] for labels in x.pair]
     for index in np.ndindex(*(x.extent((y,)) for y in x.batch)):
-        keys = [_place(y.ndim, gone, index) for y, gone in zip((A, B, C), axes)]
+        at = dict(zip(x.batch, index))
+        keys = [tuple(at.get(y, slice(None)) for y in labels) for labels in x.pair]
         for part, y, key in zip((X, Y), (A, B), keys):
             if part.local.size:  # an idle rank has no index of the batch
                 set_broadcast(part.local, y.local[key])
@@ -302,12 +309,6 @@ def _one_by_one(x: Contraction, A: DistTensor, B: DistTensor, alpha: complex, wo
         if Z.local.size:
             set_broadcast(C.local[keys[2]], Z.local)
     return C
-
-
-def _place(ndim: int, axes: Sequence[int], index: Sequence[int]) -> tuple[Any, ...]:
-    """Return the key of one index of each of some axes, and of all indices of the others."""
-    at = dict(zip(axes, index))
-    return tuple(at.get(axis, slice(None)) for axis in range(ndim))
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:

@@ -10,7 +10,6 @@ import numpy as np
 
 import pdgemm
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.tensors import tensor_fft, tensor_linalg
 from pdgemm.tensors.broadcast_operands import as_operands
 from pdgemm.tensors.indexing.tensor_axes import FUNCTIONS as ALONG_AXES
 from pdgemm.tensors.indexing.tensor_copies import (
@@ -28,6 +27,7 @@ from pdgemm.tensors.indexing.tensor_copies import (
     vecdot,
 )
 from pdgemm.tensors.indexing.tensor_sorting import FUNCTIONS as OF_SORTED
+from pdgemm.tensors.numpy_modules import tensor_fft, tensor_linalg
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
 

@@ -13,8 +13,8 @@ import pytest
 class Summary:
     """Writes {"passed", "failed", "skipped", "seconds", "ran", "left_out"} to a file at the end of a run.
 
-    ran, left_out : names of the tests that passed or failed, and of those that were skipped, or are excepted and failed.
-    broken, excepted : names of the tests that failed, and of those that failed as their exception says.
+    ran, left_out : names of the tests that passed or failed, and of those that were skipped or failed as expected.
+    broken, excepted : names of the tests that failed, and of those that failed as expected.
     """
 
     def __init__(self, path: Path) -> None:

@@ -43,7 +43,7 @@ def table() -> dict[tuple[str, str], str]:
 
 
 def test_every_pair_of_operands_has_a_common_type() -> None:
-    assert {a for a, _ in table()} | {*EIGHTHS} == {x.name for x in dtypes.OPERANDS}
+    assert {a for a, _ in table()} | {*EIGHTHS} | {*WHOLE} == {"bool", *(x.name for x in dtypes.OPERANDS)}
     for (a, b), expected in table().items():
         given = np.dtype(a), np.dtype(b)
         assert dtypes.common(*given) == expected
@@ -64,6 +64,8 @@ def test_every_pair_of_operands_has_a_common_type() -> None:
 def test_whole_numbers_are_numbers_modulo_a_power_of_two() -> None:
     for a, b in itertools.product(map(np.dtype, WHOLE), repeat=2):
         assert dtypes.arithmetic(a, b) == ("int64" if 8 in (a.itemsize, b.itemsize) else "int32")
+    for a, b in itertools.product(map(np.dtype, WHOLE[1:]), repeat=2):
+        assert dtypes.product(a, b) == (np.result_type(a, b) if {a, b} != {np.dtype("i1")} else "int32")
 
 
 @pytest.mark.mpi

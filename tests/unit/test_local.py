@@ -351,7 +351,13 @@ def test_kinds() -> None:
     with pytest.raises(ArgumentError, match="uniform, normal"):
         element_functions.element_function("hilbert", 0, np.dtype("d"))
     with pytest.raises(DTypeError):
-        element_functions.element_function("uniform", 0, np.dtype("i"))
+        element_functions.element_function("normal", 0, np.dtype("i"))
+    for dtype in (np.int8, np.uint16, np.int32, np.uint64):  # all numbers of the type, the highest bits first
+        x = element_functions.element_function("uniform", 0, np.dtype(dtype))(np.arange(999), np.arange(999))
+        bits, ends = 8 * x.itemsize, np.iinfo(dtype)
+        assert x.dtype == dtype
+        assert ends.min <= x.min() < ends.min + 2.0 ** (bits - 4)
+        assert ends.max - 2.0 ** (bits - 4) < x.max() <= ends.max
 
 
 def test_normal_numbers_are_quantiles_of_their_hashes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pkgutil import resolve_name
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -82,5 +82,8 @@ class Executor(Protocol):
 
 def executor_of(call: Call[Product]) -> Executor:
     """Set up the algorithm of a product on this rank, and return the executor.  Local."""
-    make: Callable[[Call[Product]], Executor] = resolve_name(algorithm_of(call.product).executor)
+    make: Callable[[Call[Product]], Executor] = _named(algorithm_of(call.product).executor)
     return make(call)
+
+
+_named = cache(resolve_name)  # the classes of executors by name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,7 +194,8 @@ class _Draft:
         parts = partial_layout(x.layout, axes)
         target = undivided(parts, axes, self.resources.ranks)
         self.steps.append(SumOver(at, axes))
-        self.exchange("sum", parts, target, dtypes.TYPE[wide].sums_dtype if wide in dtypes.NARROW else wide)
+        if prod(x.layout.shape[axis] for axis in axes):  # sums of no elements are zeros on all ranks
+            self.exchange("sum", parts, target, dtypes.TYPE[wide].sums_dtype if wide in dtypes.NARROW else wide)
         self._hold(
             at, _without(labels, axes), TensorValue(partial_layout(target, axes).without(axes), sums_dtype(x, axes))
         )
@@ -269,12 +271,14 @@ def _plan(
         inputs = tuple(_without(labels, axes) for labels, axes in zip(expression.inputs, sliced))
         extents = tuple((x, n) for x, n in expression.extents if x not in slices)
         draft.expression = Expression(inputs, expression.output, extents)
-        draft.terms = [
-            (left, x._replace(layout=x.layout.without(axes))) for left, (_, x), axes in zip(inputs, draft.terms, sliced)
-        ]
+        for at, (left, (_, x), axes) in enumerate(zip(inputs, draft.terms, sliced)):
+            if axes:  # a copy of the part
+                draft._hold(at, left, x._replace(layout=x.layout.without(axes)))
     _add_singles(draft)
     _add_joints(draft, out)
     labels, result = draft.terms[-1]
+    if slices and not out:  # the sum of the slices so far
+        draft._hold(len(draft.terms), labels, result)
     if out and len(operands) == 1:
         there = result.layout.transposed([labels.index(x) for x in expression.output])
         draft.exchange("C", there, out, result.dtype)

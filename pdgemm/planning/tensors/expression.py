@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from opt_einsum.parser import parse_einsum_input
 from pdgemm.errors import ArgumentError, LayoutError
 
 Labels = tuple[str, ...]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,25 @@ def parsed(expression: Any, operands: Sequence[Any], shape_of: Any = np.shape) -
     """
     arguments = [expression, *operands]
     arrays = list(operands) if isinstance(expression, str) else arguments[: len(arguments) // 2 * 2 : 2]
-    shapes = [tuple(shape_of(x)) for x in arrays]
-    places = [_Shape(x, len(x)) for x in shapes]
-    parts: list[Any] = [expression, *places]
-    if not isinstance(expression, str):
-        lists = arguments[1 : 2 * len(arrays) : 2]
-        parts = [y for pair in zip(places, lists) for y in pair] + arguments[2 * len(arrays) :]
-    text = expression if isinstance(expression, str) else "einsum"
+    shapes = tuple(tuple(shape_of(x)) for x in arrays)
+    if isinstance(expression, str):
+        return _of_text(expression, shapes), arrays
+    lists = arguments[1 : 2 * len(arrays) : 2]
+    parts = [y for shape, labels in zip(shapes, lists) for y in (_Shape(shape, len(shape)), labels)]
+    return _expression("einsum", shapes, parts + arguments[2 * len(arrays) :]), arrays
+
+
+@lru_cache(maxsize=1024)
+def _of_text(text: str, shapes: Shapes) -> Expression:
+    return _expression(text, shapes, [text, *(_Shape(x, len(x)) for x in shapes)])
+
+
+def _expression(text: str, shapes: Shapes, parts: list[Any]) -> Expression:
+    """Return the expression of operands of these shapes.   text : its name in messages.   parts : for the parser."""
     try:
         left, right, _ = parse_einsum_input(parts)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError) as bad:
-        raise ArgumentError(f"einsum {text!r} of shapes {shapes}: {bad}") from None
+        raise ArgumentError(f"einsum {text!r} of shapes {[*shapes]}: {bad}") from None
     inputs, extents = tuple(tuple(x) for x in left.split(",")), dict[str, int]()
     for labels, shape in zip(inputs, shapes, strict=True):
         if len(labels) != len(shape):
@@ -74,4 +83,4 @@ def parsed(expression: Any, operands: Sequence[Any], shape_of: Any = np.shape) -
             if n != known and 1 not in (n, known):
                 raise LayoutError(f"einsum {left}->{right}: index {label!r} has the extents {known} and {n}")
             extents[label] = n if known == 1 else known
-    return Expression(inputs, tuple(right), tuple(extents.items())), arrays
+    return Expression(inputs, tuple(right), tuple(extents.items()))

@@ -51,7 +51,7 @@ class Arithmetic:
             return a
         if not self.integer:
             return self.accumulate
-        return np.dtype(np.float32 if (a, b, self.accumulate) == ("i1", "i1", "i4") else np.float64)
+        return np.dtype(np.float32 if {a, b} == {np.dtype("i1")} and self.accumulate == "i4" else np.float64)
 
     @cached_property
     def integer(self) -> bool:

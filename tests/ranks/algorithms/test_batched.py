@@ -286,7 +286,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         (LayoutError, r"item 0: shape mismatch.*op\(A\) is 6 x 4, op\(B\) is 4 x 5, C is 4 x 4", (A, B, square), {}),
         (LayoutError, f"A has {count} items, B has {count + 1}", (A, batch(count + 1, 4, 5)), {}),
         (LayoutError, f"A has {count} items, C has 0", (A, B, batch(0, 6, 5)), {}),
-        (DTypeError, "B has dtype int64; supported: float8_e4m3fn", (A, batch(count, 4, 5, dtype=int)), {}),
+        (DTypeError, "B has dtype bool; supported: float8_e4m3fn", (A, batch(count, 4, 5, dtype=bool)), {}),
         (DTypeError, "C has dtype int8; supported: .*int32", (A, B, batch(count, 6, 5, dtype="i1")), {}),
         (DTypeError, "complex128 times B float64.*cannot be stored in C", (batch(count, 6, 4, dtype="D"), B, C), {}),
         (DTypeError, "accumulate_dtype float16", (A, B), {"accumulate_dtype": "f2"}),

@@ -195,7 +195,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
         g = np.zeros(4, int)
         routing = plan_grouped(X, g, W)
         fewer = Batch.from_global(np.ones((1, 3, 2)), comm)
-        integers = Batch.from_global(np.ones((count, 3, 2), int), comm)
+        flags = Batch.from_global(np.ones((count, 3, 2), bool), comm)
         moved = Batch.from_global(np.ones((count, 3, 2)), comm, [last] * count)
         twice = [DistMatrix.from_global(np.ones((2 * m, k)), grid=grid) for k in (3, 2)]
         whole = DistMatrix.from_global(np.ones((m, 3)), grid=wide)
@@ -215,8 +215,8 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any) -> None:
             (LayoutError, rf"Y needs {m} rows", lambda: routing.to_rows(routing.to_groups(X), twice[0])),
             (DTypeError, "X must be a DistMatrix", lambda: matmul_grouped(np.ones((4, 3)), W, g)),  # type: ignore[arg-type]
             (DTypeError, "W must be a Batch, got ndarray", lambda: matmul_grouped(X, np.ones((2, 3, 2)), g)),  # type: ignore[arg-type]
-            (DTypeError, "X has dtype int64", lambda: matmul_grouped(X.astype(int), W, g)),
-            (DTypeError, "W has dtype int64", lambda: matmul_grouped(X, integers, g)),
+            (DTypeError, "X has dtype bool", lambda: matmul_grouped(X.astype(bool), W, g)),
+            (DTypeError, "W has dtype bool", lambda: matmul_grouped(X, flags, g)),
             (DTypeError, "Y has dtype int8", lambda: matmul_grouped(X, W, g, Y.astype("i1"))),
             (DTypeError, "complex128.*cannot be stored", lambda: matmul_grouped(X.astype("D"), W, g, Y)),
             (DTypeError, "beta = 1j is complex", lambda: matmul_grouped(X, W, g, Y, beta=1j)),

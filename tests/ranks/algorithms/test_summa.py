@@ -90,7 +90,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any) -> None:
     frozen = C.copy()
     frozen.local.flags.writeable = False
     square = DistMatrix.zeros((4, 4), grid=grid)
-    ints = DistMatrix.from_function(lambda i, j: 1, (4, 5), grid=grid, dtype=int)
+    flags = DistMatrix.from_function(lambda i, j: 1, (4, 5), grid=grid, dtype=bool)
     small = A.astype("i1"), B.astype("i1")
     cases: list[tuple[type[PdgemmError], str, tuple[Any, ...], dict[str, Any]]] = [
         (LayoutError, r"inner dimensions.*op\(A\) is 6 x 4 .*op\(B\) is 6 x 4", (1, A, A), {}),
@@ -99,7 +99,7 @@ def test_bad_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any) -> None:
         (DTypeError, "complex128 times B float64.*cannot be stored in C float64", (1, A.astype("D"), B, 0, C), {}),
         (DTypeError, "cannot be stored in C int32", (1, A, B, 0, C.astype("i4")), {}),
         (DTypeError, "accumulate_dtype float16", (1, A, B), {"accumulate_dtype": "f2"}),
-        (DTypeError, "int64; supported: float8_e4m3fn", (1, A, ints), {}),
+        (DTypeError, "bool; supported: float8_e4m3fn", (1, A, flags), {}),
         (ArgumentError, "transa is .*got 'X'", (1, A, B), {"transa": "X"}),
         (ArgumentError, "transb is .*got 1", (1, A, B), {"transb": 1}),
         (ArgumentError, "conjugate of another matrix", (1, A, B, 0, C.astype("D").T.H), {}),

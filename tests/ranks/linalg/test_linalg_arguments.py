@@ -200,8 +200,9 @@ def test_operands_are_taken_as_by_the_product(comm: Any) -> None:
             assert found.dtype == right.dtype or found.dtype == np.float64
             assert np.allclose(found.allgather(), right)
         assert linalg.kron(integers, b).dtype == int and linalg.det(integers) == pytest.approx(np.linalg.det(whole))
-        with pytest.raises(DTypeError, match=r"A has dtype int64.* convert it with A.astype\(float\)"):
-            integers @ integers
+        assert np.array_equal((integers @ integers).allgather(), whole @ whole)
+        with pytest.raises(DTypeError, match=r"A has dtype bool.* convert it with A.astype\(float\)"):
+            (integers > 0) @ (integers > 0)
         for bad in ([[1, 2], [3]], np.ones((4, 2, 2))):
             with pytest.raises((DTypeError, ValueError, LayoutError)):
                 linalg.solve(M, bad)

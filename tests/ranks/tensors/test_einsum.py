@@ -124,7 +124,7 @@ def test_lists_of_axes_and_tensordot(grids: list[Any]) -> None:
 def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: list[Any]) -> None:
     for grid in grids:
         A, B, whole = (DistTensor.from_global(np.ones(x), grid=grid) for x in ((2, 3), (3, 4), (2, 2)))
-        ints = DistTensor.from_global(np.ones((3, 3), int), grid=grid)
+        truths = DistTensor.from_global(np.ones((3, 3), bool), grid=grid)
 
         calls: dict[str, tuple[type, Any]] = {
             "einsum ij,kj->ik: index 'j' has the extents 3 and 4": (
@@ -151,7 +151,7 @@ def test_bad_contractions_raise_the_same_error_on_all_ranks(comm: Any, grids: li
                 DTypeError,
                 partial(pdgemm.einsum, "ij,kj->ik", A, A, out=whole.astype(int)),
             ),
-            "but elements of int64 are not multiplied": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", ints, ints)),
+            "elements of bool are not multiplied": (DTypeError, partial(pdgemm.einsum, "ij,jk->ik", truths, truths)),
             "alpha = 1j is complex, but the result is float64": (
                 DTypeError,
                 partial(pdgemm.einsum, "ij,jk->ik", A, B, alpha=1j),

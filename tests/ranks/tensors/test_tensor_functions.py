@@ -187,6 +187,24 @@ def test_reshapes(grids: list[Any]) -> None:
         check(one.reshape((1,) * ndim).reshape((1,) * 3), np.ones((1, 1, 1)))
 
 
+def test_axes_of_one_index(grids: list[Any]) -> None:
+    for grid in grids:
+        ranks = len(grid.members)
+        x = elements((1, 1, 1), "float64")
+        for rows, cols in (((2,), (0, 1)), ((0, 1), (2,)), ((), (1, 0, 2))):
+            on = (1, ranks) if not rows else (ranks, 1)
+            layout = TensorLayout.even(x.shape, rows, cols, on, grid.members)
+            X = DistTensor.from_global(x, grid=grid, layout=layout)
+            for shape in ((), (1,), (1, 1), (1,) * 4):
+                Y = X.reshape(shape)
+                assert Y.report is None or Y.report.counted == Y.report.predicted
+                check(Y, x.reshape(shape))
+        there = TensorLayout.even((), (), (), (1, 1), grid.members[-1:])
+        number = DistTensor.from_global(np.array(2.0), grid=grid, layout=there)
+        check(number + DistTensor.from_global(np.array(1.0), grid=grid), np.array(3.0))
+        check(number.reshape(1, 1) * X, 2 * x)
+
+
 def _power(n: int, p: int) -> int:
     return 0 if n % p else 1 + _power(n // p, p)
 
@@ -341,7 +359,9 @@ def test_bad_arguments_raise_the_same_error_on_all_ranks(comm: Any, grids: list[
             "axis 0 of a tensor: index -3 is out of range for a dimension of 2": lambda X=X: X[:, 0, [0, 1]][-3],
             r"axis 1 of a tensor: it is indexed by a number, .* got 1.5": lambda X=X: X[:, 1.5],
             "axis 2 of a tensor: a mask of 3 indices for a dimension of 4": lambda X=X: X[..., np.ones(3, bool)],
+            r"a mask of shape \(2, 4\) for axes of extents \(2, 3, 4\)": lambda X=X: X[np.ones((2, 4), bool)],
             "a list of indices must have whole numbers or truth values, got float64": lambda X=X: X[[0.5]],
+            "an array of indices has whole numbers or truth values, got float64": lambda X=X: X[X],
             "no first extents": lambda A=A: A.tensor((5, 2)),
             "must have each of 3 axes once": lambda X=X: X.matrix((0,), (1,)),
             "the extents of a tensor must be >= 0": lambda grid=grid: DistTensor.empty((-1, 2), grid=grid),

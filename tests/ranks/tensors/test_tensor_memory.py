@@ -108,3 +108,15 @@ def test_plans_count_the_bytes_of_einsum(
     _, nbytes = allocations(lambda: einsum(expression, *operands, optimize=plan))
     nbytes = operands[0].grid.comm.allreduce(nbytes, MPI.MAX)
     assert operands[0].local.nbytes <= nbytes <= plan.extra_bytes + OBJECTS
+
+
+def test_a_memory_limit_holds_with_slices(allocations: Callable[[Callable[[], object]], tuple[int, int]]) -> None:
+    expression, extent = "abe,bcf,acg,efg->ab", {"e": 4}
+    shapes = [tuple(extent.get(x, 2 * N) for x in labels) for labels in expression.partition("->")[0].split(",")]
+    operands = [DistTensor.random(shape, seed=at) for at, shape in enumerate(shapes)]
+    limit = plan_einsum(expression, *operands).extra_bytes // 2
+    plan = plan_einsum(expression, *operands, memory_limit=limit)
+    assert plan.slices == ("e",)
+    _, nbytes = allocations(lambda: einsum(expression, *operands, optimize=plan))
+    assert plan.extra_bytes <= limit
+    assert operands[0].grid.comm.allreduce(nbytes, MPI.MAX) <= plan.extra_bytes + 2 * OBJECTS  # of twelve products

@@ -15,9 +15,8 @@ IDIOM = re.compile(r"\b(alone|lies?|lying|travels?|travelled|goes|comes)\b")
 LONGEST = 60  # lines of a function without its docstring
 SHORT = 12  # lines of a private function that needs no docstring
 PLAIN = 8  # lines of a public function or property that needs no docstring
-# modules of commands, of NumPy's names, and of calibration: their public names need not be unique
-DOORS = ("tools.cli.", "matrix.array_functions", "tools.calibrate", "array_api.",  # NumPy's names
-         *(f"tensors.{x}" for x in ("tensor_fft", "tensor_linalg")),
+# modules of commands, of names of NumPy and of the array API, and of calibration: their public names need not be unique
+DOORS = ("tools.cli.", "matrix.array_functions", "tools.calibrate", "array_api.", "tensors.numpy_modules.",
          *(f"tensors.indexing.tensor_{x}" for x in ("axes", "copies", "sorting")))  # fmt: skip
 SHARED = {"choose", "dataset", "load", "load_all", "save", "save_all", "plan"}
 Functions = ast.FunctionDef | ast.AsyncFunctionDef

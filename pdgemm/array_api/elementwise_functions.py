@@ -21,7 +21,7 @@ def imag(x: Array, /) -> Array:
 
 def round(x: Array, /) -> Array:
     """Return the nearest integers, of two the even one, in the type of x.  Collective."""
-    return np.round(x)  # type: ignore[call-overload]
+    return np.round(x)  # type: ignore[return-value]
 
 
 def where(condition: Array, x1: Any, x2: Any, /) -> Array:

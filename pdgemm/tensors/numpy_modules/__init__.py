@@ -1,0 +1,1 @@
+"""The functions of numpy.linalg and numpy.fft for tensors."""
