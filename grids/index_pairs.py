@@ -40,7 +40,7 @@ class RangePairs:
         return self._of(b if by_target else a, part, by_target).maps(a, b, part, by_target)
 
 
-def paired(source: Any, target: Any) -> IndexPairs | RangePairs:
+def pairs_between(source: Any, target: Any) -> IndexPairs | RangePairs:
     """Return the pairs of the indices of two ranges or arrays."""
     ranges = isinstance(source, range) and isinstance(target, range)
     return RangePairs(source, target) if ranges else IndexPairs(np.asarray(source), np.asarray(target))
@@ -74,7 +74,7 @@ class IndexProduct:
     """Pairs of a row of a source and a row of a target, where rows enumerate the indices of several axes.
 
     axes : for each axis, the first one slowest: its distributions in the source and in the target, and the pairs of
-           its indices; None: each index is paired with itself.
+           its indices; None: each index is pairs_between with itself.
 
     The parts of the source and of the target are numbered like the rows, by the parts of the first axis first.
     """

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.algorithms.indexing.selection import as_element
 from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError
-from pdgemm.grids.index_pairs import paired, places_in_range
+from pdgemm.grids.index_pairs import pairs_between, places_in_range
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import beside
@@ -103,7 +103,7 @@ class TensorIndexing(TensorParts):
         """Return the picked indices of each axis, in the default layout of the part.  Collective."""
         kept = [n for axis, n in enumerate(parsed.extents(self.shape)) if axis not in parsed.dropped]
         target = self.default_layout(kept).expanded(parsed.dropped)
-        pairs = {x: paired(y, range(len(y))) for x, y in parsed.picks.items()}
+        pairs = {x: pairs_between(y, range(len(y))) for x, y in parsed.picks.items()}
         return in_layout(self, target, pairs, name="T[...]")
 
     def _one(self, indices: list[int]) -> Self:
@@ -129,10 +129,10 @@ class TensorIndexing(TensorParts):
             for axis, (n, m) in enumerate(zip(parsed.extents(self.shape), value.shape)):
                 indices = parsed.picks.get(axis, range(n))
                 if n == m and isinstance(indices, range):
-                    pairs[axis] = paired(range(n), indices)
+                    pairs[axis] = pairs_between(range(n), indices)
                 else:
                     last = last_of_each(np.asarray(indices))
-                    pairs[axis] = paired(0 * last if m == 1 else last, np.asarray(indices)[last])
+                    pairs[axis] = pairs_between(0 * last if m == 1 else last, np.asarray(indices)[last])
             work.did(in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding))
             return
         else:
