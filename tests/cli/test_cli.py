@@ -31,7 +31,7 @@ BAD = {  # arguments, or a whole command, and the error; before options, "a.h5:/
     "a.h5:/nope b.h5:/y": "a.h5 has no dataset /nope; it has",
     "none.h5:/x b.h5:/y": "none.h5: no such file",
     "a.h5:/vector b.h5:/y": "inner dimensions do not agree: op(A) is 4 x 1 on a 1 x 3 grid, op(B) is 83 x",
-    "a.h5:/x a.h5:/integers": "B has dtype int32; supported: float8_e4m3fn",
+    "a.h5:/x a.h5:/flags": "a.h5:/flags holds bool; a matrix can be of float16",
     "a.h5 b.h5:/y": "'a.h5' is not of the form FILE:/DATASET",
     "--grid 2x2": "a 2 x 2 grid needs 4 ranks, but there are 3",
     "--block 0": "a block size must be >= 1, got 0",
