@@ -14,7 +14,8 @@ import array_api_extra as xpx
 import numpy as np
 import sklearn
 from mpi4py import MPI
-from scipy import special
+from scipy import integrate, stats
+from scipy.cluster import vq
 from sklearn import metrics
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -87,7 +88,10 @@ def functions(X: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dict[str, tu
         "log_loss": (metrics.log_loss, (classes, chance)),
         "brier_score_loss": (metrics.brier_score_loss, (classes, chance)),
         "train_test_split": (partial(train_test_split, random_state=0), (X, y)),
-        "scipy.special.expit": (special.expit, (X,)),
+        **{f"scipy.stats.{x.__name__}": (x, (X,)) for x in (stats.zscore, stats.skew, stats.kurtosis, stats.sem)},
+        "scipy.stats.ttest_1samp": (lambda x: stats.ttest_1samp(x, 0.0).pvalue, (X,)),
+        "scipy.integrate.trapezoid": (partial(integrate.trapezoid, axis=0), (X,)),
+        "scipy.cluster.vq.whiten": (partial(vq.whiten, check_finite=False), (X,)),
         "array_api_extra.cov": (xpx.cov, (X,)),
         "array_api_extra.one_hot": (partial(xpx.one_hot, num_classes=2), (classes,)),
     }
