@@ -16,7 +16,7 @@
 #   scripts/test.sh --ranks "1 4" [PYTEST ARGS...]    only these rank counts; with arguments, only pytest, in .venv
 #
 # PDGEMM_ARRAY_API_TESTS names a folder with the tests of the array API standard (scripts/array_api.sh), by default
-# ../shared/reference/array-api-tests. --all runs all of them, the suite a tenth, in turns.
+# ../array-api-tests. --all runs all of them, the suite a tenth, in turns.
 #
 # All parts run even if one fails; the table at the end has the result of each, and the tests that ran in no part.
 set -euo pipefail
@@ -173,7 +173,7 @@ if [ $selected = no ]; then
     esac
 fi
 if [ $selected = no ]; then
-    standard=${PDGEMM_ARRAY_API_TESTS:-../shared/reference/array-api-tests}
+    standard=${PDGEMM_ARRAY_API_TESTS:-../array-api-tests}
     tenth=(--examples 5 --ranks 2 --part "$(($(git rev-list --count HEAD 2>/dev/null || echo 0) % 10))/10")
     [ $all = no ] || tenth=(--minutes 12)
     if [ -d "$standard/array_api_tests" ]; then
