@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -280,84 +279,6 @@ class IndexPairs:
             chosen = held[at]
             local = a.to_local(self.source[chosen]), b.to_local(self.target[chosen])
             yield int(peers[at[0]]), merged(*local, np.ones(len(chosen), np.int64))
-
-
-@dataclass(frozen=True)
-class DealtPairs:
-    """Pairs of rows of which part i of the source has `rows[i][j]` for part j of the target, one after the other.
-
-    A part of the source has its rows for part 0 first, a part of the target its rows from part 0.
-    """
-
-    rows: tuple[tuple[int, ...], ...]
-
-    def counts(self, a: object = None, b: object = None) -> np.ndarray:
-        """Return, for all i and j, the number of pairs from part i of the source to part j of the target."""
-        return np.array(self.rows, np.int64)
-
-    def maps(self, a: object, b: object, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
-        """Yield peer parts and maps as `index_maps` does."""
-        counts = self.counts()
-        source, target = (counts.cumsum(axis) - counts for axis in (1, 0))
-        for peer in range(len(counts)) if part >= 0 else ():
-            here = (peer, part) if by_target else (part, peer)
-            if counts[here]:
-                yield peer, IndexMap(source[here].reshape(1), target[here].reshape(1), counts[here].reshape(1))
-
-
-@dataclass(frozen=True)
-class IndexProduct:
-    """Pairs of a row of a source and a row of a target, where rows enumerate the indices of several axes.
-
-    axes : for each axis, the first one slowest: its distributions in the source and in the target, and the pairs of
-           its indices; None: each index is paired with itself.
-
-    The parts of the source and of the target are numbered like the rows, by the parts of the first axis first.
-    """
-
-    axes: tuple[tuple[BlockCyclic, BlockCyclic, IndexPairs | None], ...]
-
-    def counts(self, a: object = None, b: object = None) -> np.ndarray:
-        """Return, for all i and j, the number of pairs from part i of the source to part j of the target."""
-        counts = np.ones((1, 1), np.int64)
-        for source, target, pairs in self.axes:
-            counts = np.kron(counts, pairs.counts(source, target) if pairs else overlap_counts(source, target))
-        return counts
-
-    def maps(self, a: object, b: object, part: int, by_target: bool) -> Iterator[tuple[int, IndexMap]]:
-        """Yield peer parts and maps as `index_maps` does."""
-        parts = [(target if by_target else source).parts for source, target, _ in self.axes]
-        if part >= 0:
-            place = [int(x) for x in np.unravel_index(part, parts)] if parts else []
-            yield from self._maps(len(self.axes), place, by_target)
-
-    def _maps(self, number: int, place: list[int], by_target: bool) -> Iterator[tuple[int, IndexMap]]:
-        """Yield peer parts and maps of the first `number` axes."""
-        if not number:
-            yield 0, identity(1)
-            return
-        source, target, pairs = self.axes[number - 1]
-        part, ends = place[number - 1], (source, target)
-        maps = pairs.maps(*ends, part, by_target) if pairs else index_maps(*ends, part, by_target)
-        last = list(maps)
-        parts = ends[not by_target].parts
-        for before, slow in self._maps(number - 1, place, by_target):
-            for peer, fast in last:
-                here = (peer, part) if by_target else (part, peer)
-                yield before * parts + peer, _product(slow, fast, *(x.count(at) for x, at in zip(ends, here)))
-
-
-AnyPairs = IndexPairs | DealtPairs | IndexProduct
-
-
-def _product(slow: IndexMap, fast: IndexMap, source: int, target: int) -> IndexMap:
-    """Return the map of pairs (i, j), where i is an index of `slow` and j of `fast`, j varying faster.
-
-    source, target : the number of indices j in the local array of the source, and of the target.
-    """
-    of_source, of_target = (x[:, None] * n for x, n in zip(slow.indices(), (source, target)))
-    lengths = np.tile(fast.lengths, slow.size)
-    return merged((of_source + fast.source).ravel(), (of_target + fast.target).ravel(), lengths)
 
 
 def identity(n: int) -> IndexMap:

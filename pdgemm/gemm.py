@@ -131,9 +131,10 @@ def pdgemm(
     Error: |C - C^| <= gamma_k |alpha||A||B| in the type of accumulation (Higham 2002, 3.5), and one rounding to C's
     type; integers exact modulo 2^32, of 64 bits modulo 2^64.  With a compute_type of unit roundoff u (2^-11 float16 and
     tf32, 2^-8 bfloat16): (2u + u^2 + (1 + u)^2 gamma_k) |alpha||A||B| (Blanchard, Higham, Lopez, Mary & Pranesh, SIAM
-    J. Sci. Comput. 42(3), 2020).  "bf16x9": 1.04 gamma_(k+4) |alpha||A||B|; "ozaki" with S slices, of p panels and partial
-    sums: |alpha| k (4 (S + 1) 2^-7S + gamma_(p+3)) max_l |a_il| max_l |b_lj| (Ozaki, Ogita, Oishi & Rump, Numer. Algorithms
-    59, 2012; Ootomo, Ozaki & Yokota, Int. J. High Perform. Comput. Appl. 38(4), 2024; `pdgemm/local/blas/slices.py`).
+    J. Sci. Comput. 42(3), 2020).  "bf16x9": 1.04 gamma_(k+4) |alpha||A||B|; "ozaki" with S slices, of p panels and
+    partial sums: |alpha| k (4 (S + 1) 2^-7S + gamma_(p+3)) max_l |a_il| max_l |b_lj| (Ozaki, Ogita, Oishi & Rump,
+    Numer. Algorithms 59, 2012; Ootomo, Ozaki & Yokota, Int. J. High Perform. Comput. Appl. 38(4), 2024;
+    `pdgemm/local/blas/slices.py`).
     """
     options = ProductOptions(
         algorithm=algorithm, shape=shape, layers=layers, lookahead=lookahead, panel_width=panel_width,

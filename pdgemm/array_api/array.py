@@ -23,7 +23,8 @@ class Array(DistTensor):
     grid.
 
     Where the grid has one rank, the array is one array in its memory: NumPy and other libraries read it in place
-    (`numpy.asarray(x)`, DLPack).  Where it has several, both raise an error, because one rank has not all elements.
+    (`numpy.asarray(x)`, DLPack).  Where it has several, `numpy.asarray(x)` gathers an array of at most one axis
+    longer than 1 on every rank; otherwise both raise an error, because one rank has not all elements.
     """
 
     narrow_products = True
@@ -101,6 +102,12 @@ class Array(DistTensor):
         return self.local.__dlpack_device__()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return an array of at most one axis longer than 1 on every rank, or any array whose grid has one rank.
+
+        Collective.  Raises TypeError for an array of several longer axes on several ranks.
+        """
+        if sum(n > 1 for n in self.shape) < 2 and self.grid.size > 1 and copy is not False:
+            return self.allgather().astype(dtype or self.dtype, copy=False)
         try:
             return np.array(to_host(self._whole_local()), dtype=dtype, copy=copy)
         except BufferError as bad:

@@ -24,9 +24,12 @@ def round(x: Array, /) -> Array:
     return np.round(x)  # type: ignore[return-value]
 
 
-def where(condition: Array, x1: Any, x2: Any, /) -> Array:
-    """Return x1 where the condition holds, else x2, arrays or numbers that are broadcast.  Collective."""
-    return np.where(condition, x1, x2)
+def where(condition: Array, x1: Any = None, x2: Any = None, /) -> Any:
+    """Return x1 where the condition holds, else x2, arrays or numbers that are broadcast.  Collective.
+
+    With the condition only: the indices where it holds, as `nonzero`; so scikit-learn calls it.
+    """
+    return np.nonzero(condition) if x1 is None and x2 is None else np.where(condition, x1, x2)
 
 
 def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:

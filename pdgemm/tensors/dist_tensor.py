@@ -250,7 +250,7 @@ class DistTensor(TensorIndexing, TensorReductions, TensorFunctions):
 
     def __repr__(self) -> str:
         held = " x ".join(map(str, self.local.shape))
-        return f"DistTensor({self.layout}, {self.dtype}; rank {self.grid.rank} holds {held or 'one number'})"
+        return f"{type(self).__name__}({self.layout}, {self.dtype}; rank {self.grid.rank} holds {held or 'one number'})"
 
 
 def _on_every_rank(array: Any, dtype: Any) -> np.ndarray:

@@ -75,14 +75,15 @@ def einsum(
     if not known:  # opt_einsum contracts intermediate results of one axis, which are arrays
         return alpha * np.einsum(expression, *operands, optimize=True)
     grid, work = known[0].grid, Work("einsum", memory_limit=memory_limit)
-    with together(grid.comm, later=True) as arguments:
+    later = all(x.grid.comm is grid.comm for x in known)  # the next agreement is over this communicator
+    with together(grid.comm, later=later) as arguments:
         expr, tensors = parsed(expression, operands)
         arguments += ["einsum", str(expr), *expr.extents, memory_limit, alpha, beta]
         if out is not None:
             _check_out(expr, out)
     like = operand_tensor(known[0], known[0])
     tensors = [operand_tensor(x, like) for x in tensors]
-    with together(grid.comm, later=True) as arguments:
+    with together(grid.comm, later=later) as arguments:
         plan = _planned(expr, tensors, out, optimize, memory_limit)
         arguments.append(plan.description)
         alpha = as_scalar(alpha, plan.result[1].dtype, "alpha")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import pdgemm
+from pdgemm.errors import LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.tensors.broadcast_operands import as_operands
 from pdgemm.tensors.indexing.tensor_axes import FUNCTIONS as ALONG_AXES
@@ -40,9 +41,9 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply an elementwise function to the unfoldings of tensors in one layout."""
-        if ufunc in _PRODUCTS and method == "__call__":
-            return _PRODUCTS[ufunc](*inputs, **options)
         out = options.pop("out", (None,))[0]
+        if ufunc in _PRODUCTS and method == "__call__":
+            return _set(out, _PRODUCTS[ufunc](*inputs, **options))
         if method != "__call__":
             raise TypeError(f"numpy.{ufunc.__name__}.{method} is not available for a DistTensor")
         layout, operands, work = as_operands(ufunc.__name__, inputs, out)
@@ -78,6 +79,16 @@ class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __bool__(self) -> bool:
         raise ValueError("a DistTensor has no truth value: compare with numpy.allclose")
+
+
+def _set(out: Any, product: Any) -> Any:
+    """Return a product or, where a tensor is passed as `out`, this tensor with the elements of the product."""
+    if out is None:
+        return product
+    if out.shape != np.shape(product):
+        raise LayoutError(f"the product has the shape {np.shape(product)}, and out {out.shape}")
+    out[...] = product
+    return out
 
 
 def _as_method(name: str, function: Callable[..., Any], arguments: Any, options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 
@@ -62,15 +62,25 @@ class TensorParts(TensorBase):
         layout, shape, first, key = self.layout, [*self.shape], [*self.layout.first], [slice(None)] * self.ndim
         for axis, indices in picks.items():
             shape[axis] = len(indices)
-            key[axis] = slice(indices.start, indices.stop) if isinstance(indices, range) else indices
+            key[axis] = as_slice(indices) if isinstance(indices, range) else indices
         for at, axes in enumerate((layout.rows, layout.cols)):
-            if axes and isinstance(window := picks.get(axes[0]), range):
+            if axes and is_window(window := picks.get(axes[0])):
                 ends = window.start, window.stop
                 key[axes[0]] = first[at].local_window(*ends, self.grid.coords[at])
                 first[at] = first[at].window(*ends)
             elif axes and axes[0] in picks:
                 first[at] = BlockCyclic(shape[axes[0]], max(1, shape[axes[0]]), 1)
         return replace(layout, shape=tuple(shape), first=(first[0], first[1])), tuple(key)
+
+
+def is_window(indices: Any) -> TypeGuard[range]:
+    """Return whether indices are a range of step 1."""
+    return isinstance(indices, range) and indices.step == 1
+
+
+def as_slice(run: range) -> slice:
+    """Return a range of indices as a slice."""
+    return slice(run.start, None if run.stop < 0 else run.stop, run.step) if run else slice(0, 0)
 
 
 def _taken(x: Array, axis: int, key: slice | np.ndarray) -> Array:

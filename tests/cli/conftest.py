@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file["x"] = rng.standard_normal((61, 83))
         file["vector"] = np.zeros(4)
         file["integers"] = np.ones((83, 3), "i4")
-        file["long"] = np.ones((83, 3), "i8")
+        file["flags"] = np.ones((83, 3), bool)
         file["c"] = np.ones((61, 29))
         file["square"] = np.eye(4)
         file.create_dataset("tall", (3_000_000, 1), "f8")  # takes no disk space as long as no elements are written

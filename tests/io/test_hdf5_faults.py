@@ -28,6 +28,7 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
     with edited(comm, path, "w") as file:
         file["x"], file["number"], file["cube"] = np.eye(3), 3.0, np.zeros((2, 2, 2))
         file["integers"], file["complex"] = np.zeros((2, 2), "i8"), np.zeros((2, 2), "c16")
+        file["flags"] = np.ones((2, 2), bool)
         file["strings"], file["group/inner"] = np.array([[b"a"]]), np.eye(2)
     for name in ("damaged", "old"):
         hdf5.save(path, name, DistMatrix.random((6, 5), grid=grid))
@@ -47,10 +48,10 @@ def test_unreadable_input_is_refused_on_all_ranks_alike(comm: Any, grid: Any, sh
             ArgumentError,
             "tensor of 3 dimensions: block, source, rows and cols are",
         ),
-        (path, "integers", {}, DTypeError, "int64; a matrix can be of float16, float32.*convert with dtype="),
+        (path, "flags", {}, DTypeError, "bool; a matrix can be of float16, float32.*convert with dtype="),
         (path, "strings", {"dtype": "float64"}, DTypeError, "cannot become float64"),
         (path, "complex", {"dtype": "float64"}, DTypeError, "complex128, which cannot become float64"),
-        (path, "x", {"dtype": "int16"}, DTypeError, "dtype=int16"),
+        (path, "x", {"dtype": "bool"}, DTypeError, "dtype=bool"),
         (path, "x", {"dtype": "int8"}, DTypeError, "float64, which cannot become int8"),
         (path, "integers", {"dtype": "int8"}, DTypeError, "int64, which cannot become int8"),
         (path, "x", {"block": 0}, LayoutError, "block size must be >= 1, got 0"),

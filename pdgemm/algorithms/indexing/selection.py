@@ -14,7 +14,8 @@ import numpy as np
 from pdgemm.algorithms.redistribution import between_nodes, check_buffers, move_report, timed_exchange, transfer_ways
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.grids.index_map import AnyPairs, IndexPairs, merged
+from pdgemm.grids.index_map import IndexPairs, merged
+from pdgemm.grids.index_pairs import AnyPairs
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type

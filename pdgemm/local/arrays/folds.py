@@ -246,16 +246,16 @@ def parts_along(x: Array, axis: int, fold: Fold, indices: np.ndarray) -> Parts:
     if axis == 1:  # along rows, which are contiguous
         cuts = [slice(at, at + most) for at in range(0, cols, most)]
         pieces = ([fold.local(x[slab, cut], 1, indices[cut]) for cut in cuts] for slab in slabs(rows, cols, most))
-        results = [joined(parts, fold) for parts in pieces]
+        results = [_joined(parts, fold) for parts in pieces]
     else:
         wide = min(cols, most // RUN)
         stripes = (x[:, start : start + wide] for start in range(0, cols, wide))
         cuts = [*slabs(rows, wide, most)]
-        results = [joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
+        results = [_joined([fold.local(stripe[slab], 0, indices[slab]) for slab in cuts], fold) for stripe in stripes]
     return tuple(map(to_host, results[0] if len(results) == 1 else map(np.concatenate, zip(*results))))
 
 
-def joined(parts: list[Parts], fold: Fold) -> Parts:
+def _joined(parts: list[Parts], fold: Fold) -> Parts:
     """Join accumulators pairwise, in a binary tree."""
     while len(parts) > 1:
         pairs = [fold.join(a, b) for a, b in zip(parts[::2], parts[1::2])]

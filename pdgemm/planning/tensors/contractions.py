@@ -277,7 +277,7 @@ def _groups_of(labels: Labels, layout: TensorLayout, rows: Labels, cols: Labels)
 def _spread(pair: Pair, a: TensorValue, b: TensorValue, extent: dict[str, int], resources: Resources) -> TensorLayout:
     """Return the layout of an elementwise product: that of an operand with all labels, or the default layout."""
     for labels, x in ((pair.a, a), (pair.b, b)):
-        if set(labels) == set(pair.c) and not x.free:
+        if set(labels) == set(pair.c):
             return x.layout.transposed([labels.index(label) for label in pair.c])
     return default_layout(tuple(extent[x] for x in pair.c), len(resources.ranks), None, resources.ranks)
 
@@ -294,7 +294,7 @@ def _evaluated(
         if elementwise:
             source = aligned_layout(source, labels, x.pair.c)
             target, pairs = spread_layout(source, x.C)
-        if not operand.free:
+        if elementwise or not operand.free:
             costs.move(name, source, target, operand.dtype, pairs)
     mnk, machine, request = x.mnk, resources.machine, x.request
     if x.way == STACK:

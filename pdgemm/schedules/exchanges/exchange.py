@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from pdgemm.grids.index_map import AnyPairs, IndexMap, index_maps, overlap_counts
+from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
+from pdgemm.grids.index_pairs import AnyPairs
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic

@@ -9,12 +9,13 @@ from functools import lru_cache
 import numpy as np
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
-from pdgemm.grids.index_map import IndexPairs, IndexProduct
+from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.index_pairs import IndexProduct, RangePairs
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.schedules.exchanges.exchange import Selection, plan_selection
 
-Pairs = Mapping[int, IndexPairs]  # by axis
+Pairs = Mapping[int, IndexPairs | RangePairs]  # by axis
 NO_PAIRS: Pairs = {}
 
 

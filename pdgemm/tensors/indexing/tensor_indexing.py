@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm.algorithms.indexing.selection import as_element
 from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError
-from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.index_pairs import pairs_between, places_in_range
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.device import beside
@@ -24,12 +24,12 @@ from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.indexing import tensor_keys, tensor_lines
 from pdgemm.tensors.indexing.tensor_copies import broadcast_to
-from pdgemm.tensors.indexing.tensor_keys import ParsedKey, is_list, is_mask, names_all, parsed_key, with_axes
+from pdgemm.tensors.indexing.tensor_keys import ParsedKey, is_list, is_mask, parsed_key, with_axes
 from pdgemm.tensors.indexing.tensor_lines import in_line, recorded
 from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_joins import moveaxis, operand_tensor
 from pdgemm.tensors.tensor_moves import in_layout
-from pdgemm.tensors.tensor_parts import TensorParts
+from pdgemm.tensors.tensor_parts import TensorParts, is_window
 
 
 class TensorIndexing(TensorParts):
@@ -49,7 +49,7 @@ class TensorIndexing(TensorParts):
         if self._is_mask(keys):
             part = self._under(keys[0])
         elif split := self._split(keys):
-            part = (self if names_all(split[0]) else self._basic(split[0]))._at(*split[1:])
+            part = split[1]._at(*split[2:])
         else:
             part = self._basic(keys)
         return part._result() if self.ndim > 1 else part
@@ -90,7 +90,7 @@ class TensorIndexing(TensorParts):
         with together(self.grid.comm) as arguments:
             picks, dropped, new, first = parsed = parsed_key(keys, self.shape)
             arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
-            apart = any(x in dropped or not isinstance(picks.get(x, range(0)), range) for x in self.layout.divided)
+            apart = any(x in dropped or not is_window(picks.get(x, range(0))) for x in self.layout.divided)
         if apart and len(dropped) == self.ndim:
             part = self._one([picks[x].start for x in range(self.ndim)])
         else:
@@ -103,7 +103,7 @@ class TensorIndexing(TensorParts):
         """Return the picked indices of each axis, in the default layout of the part.  Collective."""
         kept = [n for axis, n in enumerate(parsed.extents(self.shape)) if axis not in parsed.dropped]
         target = self.default_layout(kept).expanded(parsed.dropped)
-        pairs = {x: IndexPairs(np.asarray(indices), np.arange(len(indices))) for x, indices in parsed.picks.items()}
+        pairs = {x: pairs_between(y, range(len(y))) for x, y in parsed.picks.items()}
         return in_layout(self, target, pairs, name="T[...]")
 
     def _one(self, indices: list[int]) -> Self:
@@ -120,44 +120,43 @@ class TensorIndexing(TensorParts):
             agreement.flag = tensor and overlap(self.unfolding.stored, value.unfolding.stored)
         if tensor or np.ndim(value):
             value = parsed.aligned(value.copy() if agreement.flag else value, self.shape)
-        if all(isinstance(parsed.picks.get(x, range(0)), range) for x in self.layout.divided):
+        if all(is_window(parsed.picks.get(x, range(0))) for x in self.layout.divided):
             layout, window = self._window(parsed.picks)
             value, key = as_operand(value, layout, self, work), [*window]
             value = type(self)(value, layout).local if isinstance(value, DistMatrix) else value
         elif tensor:
-            pairs = dict[int, IndexPairs]()
+            pairs = dict[int, Any]()
             for axis, (n, m) in enumerate(zip(parsed.extents(self.shape), value.shape)):
-                if axis in parsed.picks or n != m:
-                    indices = np.asarray(parsed.picks.get(axis, range(n)))
-                    last = last_of_each(indices)
-                    pairs[axis] = IndexPairs(0 * last if m == 1 else last, indices[last])
+                indices = parsed.picks.get(axis, range(n))
+                if n == m and isinstance(indices, range):
+                    pairs[axis] = pairs_between(range(n), indices)
+                else:
+                    last = last_of_each(np.asarray(indices))
+                    pairs[axis] = pairs_between(0 * last if m == 1 else last, np.asarray(indices)[last])
             work.did(in_layout(value, self.layout, pairs, "T[...] = x", out=self.unfolding))
             return
         else:
             key, places = list[Any]([slice(None)] * self.ndim), self.indices()
             for axis, indices in parsed.picks.items():
-                last = last_of_each(np.asarray(indices))
-                _, key[axis], mine = np.intersect1d(places[axis], np.asarray(indices)[last], True, True)
-                places[axis] = last[mine]
+                if isinstance(indices, range):
+                    key[axis], places[axis] = places_in_range(places[axis], indices)
+                else:
+                    last = last_of_each(indices)
+                    _, key[axis], mine = np.intersect1d(places[axis], indices[last], True, True)
+                    places[axis] = last[mine]
             if np.ndim(value):
                 value = value[np.ix_(*([0] if n == 1 else x for x, n in zip(places, value.shape)))]
         with together(self.grid.comm):
-            if self.local.size:
-                self._set_local(key, value)
-
-    def _set_local(self, key: Sequence[Any], values: Any) -> None:
-        """Set this rank's elements with these local indices, or slices of them, of each axis.  Local."""
-        if any(not isinstance(x, slice) for x in key):
-            key = np.ix_(*(np.arange(n)[x] for n, x in zip(self.local.shape, key)))
-            self.local[tuple(beside(x, self.local) for x in key)] = (
-                values if not np.ndim(values) else beside(values, self.local)
-            )
-        else:
-            set_broadcast(self.local[(*key, ...)], values)
+            if self.local.size and all(isinstance(x, slice) for x in key):
+                set_broadcast(self.local[(*key, ...)], value)
+            elif self.local.size:
+                here = np.ix_(*(np.arange(n)[x] for n, x in zip(self.local.shape, key)))
+                value = beside(value, self.local) if np.ndim(value) else value
+                self.local[tuple(beside(x, self.local) for x in here)] = value
 
     # ------------------------------------------------------------------ arrays of indices
-    def _split(self, keys: list[Any]) -> tuple[tuple[Any, ...], list[int], list[Any], int] | None:
-        """Return the key without arrays of indices, the axes of that part that they index, the arrays, and a place.
+    def _split(self, keys: list[Any]) -> tuple[list[Any], Self, list[int], list[Any], int] | None:
+        """Return the key without arrays of indices, its part, the axes that the arrays index, the arrays, and a place.
 
         The axes of the arrays have this place in the result.  None: the key has one list at most.  Collective.
         """
@@ -173,7 +172,8 @@ class TensorIndexing(TensorParts):
             basic += [slice(None)] * len(more) or [x]
             axis += len(more) or x is not None
             place += len(more) or x is None or isinstance(x, slice)
-        return tuple(basic), axes, arrays, 0 if tensor_keys.stand_apart(keys) else axes[0]
+        part = self if all(x == slice(None) for x in basic) else self._basic(basic)
+        return basic, part, axes, arrays, 0 if tensor_keys.stand_apart(keys) else axes[0]
 
     def _at(self, axes: list[int], arrays: list[Any], place: int) -> Self:
         """Return the parts with these indices of some axes, whose axes in the result begin at `place`.  Collective."""
@@ -212,8 +212,7 @@ class TensorIndexing(TensorParts):
 
     def _set_at(self, split: tuple[Any, ...], value: Any, work: Work) -> None:
         """Set the parts that arrays of indices name; split : the result of `_split`.  Collective."""
-        basic, axes, arrays, place = split
-        part = self if names_all(basic) else self._basic(basic)
+        basic, part, axes, arrays, place = split
         shape, numbers = part._numbers(axes, arrays)
         rest = [x for x in range(part.ndim) if x not in axes]
         extents = [part.shape[x] for x in rest]

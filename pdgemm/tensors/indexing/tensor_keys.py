@@ -9,13 +9,13 @@ import numpy as np
 
 from pdgemm.errors import KeyIndexError, LayoutError
 from pdgemm.local.arrays.arguments import shown
-from pdgemm.local.arrays.keys import picked_along
+from pdgemm.local.arrays.keys import Picked, picked_along
 
 
 class ParsedKey(NamedTuple):
     """What a key of slices, indices, new axes and one list picks from a tensor.
 
-    picks   : by axis, the indices where these are not all: a range of step 1, or an array.
+    picks   : by axis, the indices where these are not all: a range, or an array.
     dropped : the axes that an index removes.   new : the places of new axes in the part.
     first   : the axis of the part that becomes its first one: that of a list, if an index stands apart from the list
               (as in NumPy), else 0.
@@ -79,11 +79,6 @@ def check_mask(mask: tuple[int, ...], shape: tuple[int, ...]) -> None:
         raise KeyIndexError(f"a mask of shape {mask} for axes of extents {shape}")
 
 
-def names_all(keys: Sequence[Any]) -> bool:
-    """Return whether a key names all indices of all axes."""
-    return all(isinstance(x, slice) and x == slice(None) for x in keys)
-
-
 def is_list(x: Any) -> bool:
     """Return whether a part of a key has indices one by one: an array or a tensor with axes."""
     return hasattr(x, "dtype") and np.ndim(x) > 0
@@ -98,11 +93,12 @@ def parsed_key(keys: Sequence[Any], shape: tuple[int, ...]) -> ParsedKey:
             new.append(place)
             place += 1
             continue
-        one = picked_along(axis, x, shape[axis])
+        stepped = isinstance(x, slice) and x.step not in (None, 1)
+        one = Picked(range(*x.indices(shape[axis]))) if stepped else picked_along(axis, x, shape[axis])
         if one.dropped:
             dropped.append(axis)
         place += not one.dropped
-        if one.dropped or not isinstance(one.indices, range) or len(one.indices) != shape[axis]:
+        if one.dropped or not isinstance(one.indices, range) or one.indices != range(shape[axis]):
             picks[axis] = one.indices
         axis += 1
     lists = [at for at, x in enumerate(keys) if is_list(x)]

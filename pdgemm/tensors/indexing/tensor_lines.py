@@ -13,7 +13,8 @@ import numpy as np
 from pdgemm.algorithms.indexing.selection import copy_pairs
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
-from pdgemm.grids.index_map import DealtPairs, IndexPairs
+from pdgemm.grids.index_map import IndexPairs
+from pdgemm.grids.index_pairs import DealtPairs
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work

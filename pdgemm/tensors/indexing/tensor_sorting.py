@@ -129,9 +129,7 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
     return result.reshape(v.shape)
 
 
-def isin(
-    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None
-) -> Any:
+def isin(element: Any, test_elements: Any, *, invert: bool = False) -> Any:
     """Return whether each element is among `test_elements`; with `invert`, whether it is not.  Collective.
 
     Either is a tensor, or a number or an array that all ranks have.  Cost: as for `sort`, and two of `searchsorted`,
@@ -201,11 +199,9 @@ def unique_values(x: Any) -> Any:
 
 def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
-    axis: int | None = None, *, equal_nan: bool = True, sorted: bool = True,
+    *, equal_nan: bool = True, sorted: bool = True,
 ) -> Any:  # fmt: skip
     """Return the distinct elements, ascending, and what else is requested, as numpy.unique.  Collective."""
-    if axis is not None:
-        raise TypeError("numpy.unique with axis is not available for a DistTensor")
     every = [x._result() if x.ndim < ar.ndim else x for x in distinct(ar, equal_nan)]
     chosen = [x for x, wanted in zip(every, (True, return_index, return_inverse, return_counts)) if wanted]
     return tuple(chosen) if len(chosen) > 1 else chosen[0]

@@ -240,8 +240,10 @@ def matrix_transpose(x: Any, /) -> Any:
 
 
 def outer(x1: Any, x2: Any, /) -> Any:
-    """Return the matrix x1_i x2_j.  Collective."""
-    return pdgemm.einsum("i,j->ij", x1, x2)
+    """Return the matrix x1_i x2_j: of each element one product, so that zeros keep their signs.  Collective."""
+    if x1.ndim != 1 or x2.ndim != 1:
+        raise LayoutError(f"outer takes two vectors, not arrays of shapes {x1.shape} and {x2.shape}")
+    return np.multiply(np.expand_dims(x1, 1), np.expand_dims(x2, 0))
 
 
 def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:

@@ -177,7 +177,7 @@ def test_bad_arguments_raise_the_same_error_on_all_ranks(comm: Any, grid: Any) -
         (lambda: np.diff(X, -1), ArgumentError, "0 or more times, got n=-1"),
         (lambda: np.take_along_axis(X, X, 0), ArgumentError, "whole numbers or truth values, got float64"),
         (lambda: np.take_along_axis(X, X[0], 0), ArgumentError, "as many axes as the tensor's 2 are needed"),
-        (lambda: np.unique(X, axis=0), TypeError, "numpy.unique with axis"),
+        (lambda: np.unique(X, axis=0), TypeError, "axis"),
     )
     for call, error, message in calls:
         with pytest.raises(error, match=message) as raised:

@@ -28,8 +28,8 @@ FLOORS = [  # A module imports from folders or modules before it in the list; th
 ]  # fmt: skip
 PURE = ["errors", "names", "local", "support", "instrument", "schedules", "planning"]  # no MPI, HDF5 or CuPy
 PURE_MODULES = [
-    "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.layout",
-    "grids.rectangles", "grids.shared_heap", "grids.tensor_layout", "grids.grid_shapes",
+    "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.index_pairs",
+    "grids.layout", "grids.rectangles", "grids.shared_heap", "grids.tensor_layout", "grids.grid_shapes",
     "tools.verification.verify_training",
     *(f"tools.profiling.{x}" for x in ("profile", "profile_tables")),
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",
