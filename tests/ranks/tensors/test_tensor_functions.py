@@ -15,6 +15,7 @@ from drawn_tensors import drawn_key, elements, tensor_of
 
 from pdgemm import DistMatrix, DistTensor
 from pdgemm.errors import ArgumentError
+from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.tensor_layout import TensorLayout
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
@@ -133,6 +134,17 @@ def test_reductions_along_any_axes(grids: list[Any]) -> None:
                 result = getattr(np, name)(X, axis=axis, keepdims=keepdims, **options)
             error = 2e-2 if dtype == "float16" else 1e-4 if dtype in ("float32", "complex64") else 1e-12
             check(result, expected, error)
+
+
+def test_a_broadcast_element_for_each_part_of_as_many_indices(grids: list[Any]) -> None:
+    for grid in grids:
+        r = len(grid.members)
+        first = BlockCyclic(1, 1, 1), BlockCyclic(r, 1, r, source=r - 1)
+        there = TensorLayout((r,), (), (0,), first, grid.members)
+        x, y = np.array([2.0]), np.arange(float(r))
+        X, Y = DistTensor.from_global(x, grid=grid), DistTensor.from_global(y, grid=grid, layout=there)
+        check(X + Y, x + y)
+        check(Y * X, y * x)
 
 
 def test_words_of_moved_operands(grids: list[Any]) -> None:
