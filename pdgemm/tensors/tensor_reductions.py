@@ -12,6 +12,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.work import Work
+from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.folds import (
     FOLDS,
@@ -30,6 +31,7 @@ from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase
 from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.transport.block_copy import copy_permuted
 
 
 class TensorReductions(TensorBase):
@@ -185,7 +187,10 @@ def _matrices(x: Array, n: int) -> Iterator[Array]:
         return
     step = max(1, READ * len(x) // x.size)
     for start in range(0, len(x), step):
-        yield x[start : start + step].reshape(-1, cols)
+        piece = x[start : start + step]
+        copy = devices.empty(piece.shape, x.dtype, device=devices.of(x))
+        copy_permuted(piece, copy)
+        yield copy.reshape(-1, cols)
 
 
 def _merges(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -118,7 +118,8 @@ NOT_MEASURED = {
     "Scaled": "on the host", "quantize": "on the host",
     "multiply_files": "files", "StoredMatrix": "files", "resilient": "a function of the user",
     **dict.fromkeys(("BlockCyclic", "CorruptionError", "Distribution", "Machine", "PdgemmError", "Plan", "ProcessGrid",
-                     "Report", "DistMatrix", "DistTensor", "load_machine", "plan_einsum", "trace"),
+                     "Report", "DistMatrix", "DistTensor", "load_machine", "plan_einsum", "set_default_grid",
+                     "trace"),
                     "no function of a matrix"),
 }  # fmt: skip
 

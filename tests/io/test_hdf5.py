@@ -284,7 +284,7 @@ def test_parts_of_every_storage(
     by_rank_0(comm, lambda: write_in_every_storage(path, x))
     types = {"integers": "i2", "half": "f2", "single": "f4"}
     names = ["contiguous", "chunked", "growing", "gzip", "big_endian", *types, "virtual"]
-    in_place = dict.fromkeys(("contiguous", "half", "single"), "mpi-io")
+    in_place = dict.fromkeys(("contiguous", "integers", "half", "single"), "mpi-io")
     expected = dict.fromkeys(names[:-1], "mpio") if collective else in_place
     turn = itertools.cycle(itertools.product([False, True], [None, (3, 2)], [1 << 12, 0]))
     grids = [ProcessGrid(comm, shape) for shape in grid_shapes(comm.size)]

@@ -130,8 +130,8 @@ def test_commands_replace_other_data_only_with_force(
 
 def test_messages_name_options_of_the_command(comm: Any, grid: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "i.h5"
-    write(comm, path, i=(np.ones((3, 3), "i8"), {}), text=(np.full((3, 3), b"abc"), {}), x=(np.eye(3), {}))
-    for name, there, typed in (("i", r"convert with dtype=$", "convert with --dtype$"), ("text", "int32$", "int32$")):
+    write(comm, path, i=(np.ones((3, 3), bool), {}), text=(np.full((3, 3), b"abc"), {}), x=(np.eye(3), {}))
+    for name, there, typed in (("i", r"convert with dtype=$", "convert with --dtype$"), ("text", "uint64$", "uint64$")):
         refused(comm, DTypeError, there, hdf5.load, path, name, grid)
         with pytest.raises(DTypeError, match=typed):
             cli.main(["gram", f"{path}:/{name}", "-o", f"{path}:/new"], standalone_mode=False)

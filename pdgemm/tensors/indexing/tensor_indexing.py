@@ -13,7 +13,7 @@ from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError
 from pdgemm.grids.index_pairs import pairs_between, places_in_range
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
-from pdgemm.local.arrays.device import beside
+from pdgemm.local.arrays.device import beside, to_host
 from pdgemm.local.arrays.dtypes import can_convert, element_type
 from pdgemm.local.arrays.elementwise import set_broadcast
 from pdgemm.local.arrays.keys import last_of_each
@@ -251,7 +251,7 @@ class TensorIndexing(TensorParts):
         work = Work("T[mask]")
         flat, where = in_line(self, work, [prod(mask.shape), *rest]), in_line(operand_tensor(mask, self), work)
         with together(self.grid.comm):
-            piece = flat.local[beside(where.local, flat.local)]
+            piece = flat.local[(beside(np.flatnonzero(to_host(where.local)), flat.local),)]
         return tensor_lines.of_pieces(self, piece, rest, work)
 
     def _set_under(self, mask: Any, value: Any, work: Work) -> None:
