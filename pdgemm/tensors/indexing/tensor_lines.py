@@ -200,8 +200,9 @@ def cumulative(T: Tensor, act: np.ufunc, axis: int, dtype: Any = None) -> Tensor
         lines = work.did(in_layout(parts, undivided(parts.layout, [axis], T.grid.members), name=name))
         with together(T.grid.comm):
             if lines.local.size:
-                x, sums = np.moveaxis(lines.local, axis, 0), np.moveaxis(up(lines.local, axis), axis, 0)
-                x[1:], x[:1] = sums[:-1], act.identity
+                x, sums, first = lines.local, up(lines.local, axis), (slice(None),) * axis
+                x[(*first, slice(1, None))] = sums[(*first, slice(-1))]
+                x[(*first, slice(1))] = act.identity
         before = work.did(in_layout(lines, parts.layout, name=name))
         with together(T.grid.comm):
             if result.local.size:
