@@ -23,7 +23,7 @@ from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.indexing import tensor_keys, tensor_lines
-from pdgemm.tensors.indexing.tensor_copies import broadcast_to
+from pdgemm.tensors.indexing.tensor_copies import broadcast_to, flip
 from pdgemm.tensors.indexing.tensor_keys import ParsedKey, is_list, is_mask, parsed_key, with_axes
 from pdgemm.tensors.indexing.tensor_lines import in_line, recorded
 from pdgemm.tensors.tensor_base import TensorBase
@@ -40,7 +40,7 @@ class TensorIndexing(TensorParts):
 
         A mask, or an array of indices, is a tensor, or an array that all ranks have.  A number or an array of one axis
         is on every rank, any other part a new tensor.  Nothing is sent, unless an axis that is divided is indexed by a
-        number, a list or a slice whose step is not 1; a key of an index for each axis sends nothing either.
+        number, a list or a slice whose step is not 1 or -1; a key of an index for each axis sends nothing either.
         Under a mask, elements are first moved to the order of their indices; of arrays of indices, the indices are
         sent to the elements' owners, and the elements back.  Collective.
         Raises KeyIndexError, an IndexError, on all ranks.
@@ -90,12 +90,18 @@ class TensorIndexing(TensorParts):
         with together(self.grid.comm) as arguments:
             picks, dropped, new, first = parsed = parsed_key(keys, self.shape)
             arguments += ["T[...]", str(self.layout), dropped, new, *picks.values()]
+            descending = [x for x in self.layout.divided if isinstance(picks.get(x), range) and picks[x].step < 0]
+            picks |= {x: picks[x][::-1] for x in descending}
             apart = any(x in dropped or not is_window(picks.get(x, range(0))) for x in self.layout.divided)
         if apart and len(dropped) == self.ndim:
             part = self._one([picks[x].start for x in range(self.ndim)])
         else:
             part = self._moved(parsed) if apart else self._windowed(picks)
             part = type(self)(part.unfolding, part.layout.without(dropped))
+        if descending:
+            report = part.later_report
+            part = flip(part, [x - sum(y < x for y in dropped) for x in descending])
+            part.unfolding.report = report
         part = part.expanded(new)
         return part.transpose([first, *range(first), *range(first + 1, part.ndim)]) if first else part
 
