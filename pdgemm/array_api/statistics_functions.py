@@ -9,19 +9,12 @@ from pdgemm.array_api.array import Array
 
 def sum(x: Array, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Array:
     """Return sums over some axes, all by default, of `dtype`; else of 64 bits for integers.  Collective."""
-    return _typed("sum", x, axis, dtype, keepdims)
+    return x.sum(axis, keepdims, dtype=dtype)
 
 
 def prod(x: Array, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Array:
     """Return products over some axes, all by default, of `dtype`; else of 64 bits for integers.  Collective."""
-    return _typed("prod", x, axis, dtype, keepdims)
-
-
-def _typed(name: str, x: Array, axis: Any, dtype: Any, keepdims: bool) -> Array:
-    """Return a reduction of elements that are first converted to `dtype`, in this type."""
-    terms = x if dtype is None or x.dtype == dtype else x.astype(dtype)
-    result: Array = getattr(terms, name)(axis, keepdims)
-    return result if dtype is None or result.dtype == dtype else result.astype(dtype)
+    return x.prod(axis, keepdims, dtype=dtype)
 
 
 def mean(x: Array, /, *, axis: Any = None, keepdims: bool = False) -> Array:

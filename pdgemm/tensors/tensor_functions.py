@@ -120,6 +120,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 } | {
     "numpy.cross": cross,
     "numpy.concat": concatenate,
+    "numpy.hstack": lambda tup: concatenate(tup, int(np.ndim(tup[0]) > 1)),
+    "numpy.vstack": lambda tup: concatenate([x if np.ndim(x) > 1 else np.expand_dims(x, 0) for x in tup]),
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,
     "numpy.size": lambda a: a.size,

@@ -81,13 +81,19 @@ class TensorReductions(TensorBase):
         work.reported(whole.unfolding, 1)
         return whole if keepdims else whole._result()
 
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return sums over some axes, all by default; of 16-bit numbers in float32.  Collective."""
-        return self._reduced(FOLDS["sum"], axis, keepdims)
+    def sum(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
+        """Return sums over some axes, all by default, of `dtype`; 16-bit numbers are added in float32.  Collective."""
+        return self._typed("sum", axis, keepdims, dtype)
 
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return products over some axes, all by default.  Collective."""
-        return self._reduced(FOLDS["prod"], axis, keepdims)
+    def prod(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
+        """Return products over some axes, all by default, of `dtype`.  Collective."""
+        return self._typed("prod", axis, keepdims, dtype)
+
+    def _typed(self, name: str, axis: Axis, keepdims: bool, dtype: Any) -> Any:
+        """Return a reduction of elements that are first converted to `dtype`, in this type; None: NumPy's type."""
+        terms = self if dtype is None or self.dtype == dtype else self.astype(dtype)
+        result = terms._reduced(FOLDS[name], axis, keepdims)
+        return result if dtype is None or result.dtype == dtype else result.astype(dtype)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return least elements over some axes, all by default.  Collective."""

@@ -320,6 +320,9 @@ def test_habits_of_numpy(comm: Any, grids: list[Any]) -> None:
         check(np.concatenate([x, X]), np.concatenate([x, x]))
         check(np.concatenate([X[0], A, x[1]], 1), np.concatenate([x[0], x[0], x[1]], 1))
         check(np.stack([X[0], A, x[1]], -1), np.stack([x[0], x[0], x[1]], -1))
+        check(np.hstack([X[0], x[0]]), np.hstack([x[0], x[0]]))
+        check(np.vstack([X[0], x[0]]), np.vstack([x[0], x[0]]))
+        check(np.sum(X, axis=0, dtype=np.float32), np.sum(x, axis=0, dtype=np.float32))
         check(np.transpose(X, axes=(2, 0, 1)), x.transpose(2, 0, 1))
         check(np.reshape(X, shape=(4, 6)), x.reshape(4, 6))
         check(X[0, :, [3, 1]], x[0, :, [3, 1]])
@@ -350,7 +353,7 @@ def test_bad_arguments_raise_the_same_error_on_all_ranks(comm: Any, grids: list[
             "out is a ndarray": lambda X=X: np.add(X, X, out=np.zeros(x.shape)),
             r"add has the shape \(2, 3, 4\), and out is": lambda X=X: np.add(X, X, out=X[0]),
             "numpy.add.reduce is not available": lambda X=X: np.add.reduce(X),
-            "numpy.sum with axis, dtype is not available": lambda X=X: np.sum(X, (0, 1), "float32"),
+            "numpy.sum with axis, initial is not available": lambda X=X: np.sum(X, (0, 1), initial=1.0),
             "numpy.partition is not available": lambda X=X: np.partition(X, 1),
             "must agree in the other axes": lambda X=X: np.concatenate([X, X[:, :2]]),
             r"tensors of one shape are stacked, got \(2, 3, 4\)": lambda X=X: np.stack([X, X[:1]]),
