@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "square": (4, 4, 6),
         }.items():
             file[name] = rng.standard_normal(shape)
-        file["complex"], file["whole"] = rng.random((5, 3, 2)) + 1j, np.arange(24).reshape(2, 3, 4)
+        file["complex"], file["flags"] = rng.random((5, 3, 2)) + 1j, np.ones((2, 3, 4), bool)
         file["single"], file["none"] = rng.random((6, 7, 2)).astype("f4"), np.zeros((6, 0, 2))
         file["foreign"], file["number"] = np.ones((2, 2)), 1.0
     np.save(made / "f.npy", np.asfortranarray(rng.random((6, 7, 2))))
@@ -93,7 +93,7 @@ def test_bad_input(folder: Path) -> None:
         ([product, files[0], "-o", "new.h5:/r"], "einsum 'ijab,abkl->ijkl' of shapes [(4, 5, 6, 7)]"),
         ([product, files[0], "v.h5:/none-such", "-o", "new.h5:/r"], "has no dataset /none-such"),
         ([product, files[0], "v.h5:/number", "-o", "new.h5:/r"], "its shape is ()"),
-        (["abc->cab", "v.h5:/whole", "-o", "new.h5:/r"], "holds int64"),
+        (["abc->cab", "v.h5:/flags", "-o", "new.h5:/r"], "holds bool"),
         ([product, *files, "-o", "v.h5:/foreign"], "replaced only with --force"),
         ([product, *files, "-o", "v.h5:/w", "--memory", "1GiB"], "is operand 2"),
         (
