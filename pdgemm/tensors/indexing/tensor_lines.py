@@ -94,9 +94,14 @@ def of_pieces(T: Tensor, piece: Array, extents: Sequence[int], work: Work) -> Te
     return result
 
 
-def of_rows(T: Tensor, layout: TensorLayout, rows: Array) -> Tensor:
-    """Return a tensor of this rank's rows in the layout of a line.  Collective."""
-    return T.with_elements(layout, rows.dtype, lambda: rows.reshape(len(rows), *layout.shape[1:]))
+def of_rows(T: Tensor, layout: TensorLayout, rows: Array, order: np.ndarray | None = None) -> Tensor:
+    """Return a tensor of this rank's rows, in this order, in the layout of a line.  Collective."""
+
+    def elements() -> Array:
+        ordered = rows if order is None else rows[beside(order, rows)]
+        return ordered.reshape(len(rows), *layout.shape[1:])
+
+    return T.with_elements(layout, rows.dtype, elements)
 
 
 def owners(layout: TensorLayout, axes: Sequence[int], indices: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -121,14 +126,18 @@ def _requested(T: TensorBase, axes: Sequence[int], numbers: TensorBase, work: Wo
     Returns the order in which this rank's numbers are sent, how many to each rank; this rank's elements, with `axes`
     first, a key for the requested ones, and how many each rank requests.
     """
-    indices = np.unravel_index(to_host(numbers.local).reshape(-1), [T.shape[x] for x in axes])
-    ranks, local = owners(T.layout, axes, indices)
     turns, members = np.zeros(T.grid.comm.size, np.int64), sorted(T.grid.members)
     turns[members] = np.arange(len(members))
-    order, sizes = np.argsort(turns[ranks], kind="stable"), np.bincount(turns[ranks], minlength=len(members))
-    places, requests = deal(np.stack(local, axis=1)[order], sizes, T.grid, work)
-    x = T.local.transpose([*axes, *(x for x in range(T.ndim) if x not in axes)])
-    return order, sizes, x, tuple(beside(np.ascontiguousarray(i), x) for i in places.T), requests
+    with together(T.grid.comm):  # memory may be short on one rank
+        indices = np.unravel_index(to_host(numbers.local).reshape(-1), [T.shape[x] for x in axes])
+        ranks, local = owners(T.layout, axes, indices)
+        order, sizes = np.argsort(turns[ranks], kind="stable"), np.bincount(turns[ranks], minlength=len(members))
+        requested = np.stack(local, axis=1)[order]
+    places, requests = deal(requested, sizes, T.grid, work)
+    with together(T.grid.comm):
+        x = T.local.transpose([*axes, *(x for x in range(T.ndim) if x not in axes)])
+        key = tuple(beside(np.ascontiguousarray(i), x) for i in places.T)
+    return order, sizes, x, key, requests
 
 
 def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> Tensor:
@@ -142,9 +151,10 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
     T = recorded(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
     order, _, x, key, requests = _requested(T, axes, numbers, work)
     shape = [T.shape[axis] for axis in rest]
-    rows, _ = deal(x[key].reshape(len(key[0]), prod(shape)), requests, T.grid, work)
-    rows = rows[beside(np.argsort(order), rows)]
-    result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows)
+    with together(T.grid.comm):
+        picked = x[key].reshape(len(key[0]), prod(shape))
+    rows, _ = deal(picked, requests, T.grid, work)
+    result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows, np.argsort(order))
     work.reported(result.unfolding, 2)
     return result
 
@@ -157,10 +167,13 @@ def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, 
     """
     order, sizes, x, key, _ = _requested(T, axes, numbers, work)
     if isinstance(value, TensorBase):
-        own = value.local.reshape(len(order), prod(value.shape[1:]))
-        value = deal(own[beside(order, own)], sizes, T.grid, work)[0].reshape(len(key[0]), *value.shape[1:])
-    if len(key[0]):
-        x[key] = value
+        with together(T.grid.comm):
+            own = value.local.reshape(len(order), prod(value.shape[1:]))
+            own = own[beside(order, own)]
+        value = deal(own, sizes, T.grid, work)[0].reshape(len(key[0]), *value.shape[1:])
+    with together(T.grid.comm):
+        if len(key[0]):
+            x[key] = value
 
 
 def places_of_nonzero(T: Tensor) -> tuple[Tensor, ...]:

@@ -87,13 +87,14 @@ def _sorted(line: Any, descending: bool, places: bool) -> Any:
     cuts = cuts_of(keys, np.minimum(np.arange(1, parts) * dim.block, size), size, line.grid.comm)
     sizes, work = np.diff(cuts), Work(name)
     rows, _ = deal(keys[:, None], sizes, line.grid, work)
-    turn = np.argsort(rows[:, 0], kind="stable")
-    if places:
-        start = dim.to_global(0, max(line.grid.coords[0], 0))
-        rows, _ = deal((order + start)[:, None], sizes, line.grid, work)
-        result = of_rows(line, line.layout, rows[turn])
-    else:
+    with together(line.grid.comm):  # memory may be short on one rank
+        turn = np.argsort(rows[:, 0], kind="stable")
         keys = ~rows[turn, 0] if descending else rows[turn, 0]
+        order += dim.to_global(0, max(line.grid.coords[0], 0))
+    if places:
+        rows, _ = deal(order[:, None], sizes, line.grid, work)
+        result = of_rows(line, line.layout, rows, turn)
+    else:
         result = line.with_elements(line.layout, line.dtype, lambda: elements_of(keys, line.dtype))
     work.reported(result.unfolding, 1)
     return result

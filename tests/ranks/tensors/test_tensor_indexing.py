@@ -13,6 +13,7 @@ from drawn_tensors import drawn_key, elements, tensor_of
 from pdgemm import DistTensor
 from pdgemm.array_api import Array
 from pdgemm.errors import ArgumentError, DTypeError, KeyIndexError, LayoutError
+from pdgemm.tensors.indexing import tensor_lines
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 
@@ -150,3 +151,30 @@ def test_bad_keys_raise_the_same_error_on_all_ranks(comm: Any, grid: Any) -> Non
     conjugate = DistTensor.from_global(x + 1j, grid=grid).matrix([0]).H.tensor((4, 3))
     with pytest.raises(ArgumentError, match="conjugate of a matrix"):
         conjugate[0] = 1
+
+
+@pytest.mark.on_ranks(2, 3)
+@pytest.mark.parametrize("place", ["owners", "beside"])
+def test_an_error_of_one_rank_is_raised_on_all(
+    comm: Any, grid: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is short on one rank, before the indices are sent, and before the elements are sent back or set."""
+    x = Array.from_global(np.arange(24.0), grid=grid)
+    indices = Array.from_global(np.array([23, 0, 5, 5, 11]), grid=grid)
+
+    def short(*_: Any) -> None:
+        raise MemoryError(place)
+
+    def read() -> None:
+        x[indices]
+
+    def write() -> None:
+        x[indices] = 1.0
+
+    for act in (read, write):
+        with monkeypatch.context() as patched:
+            if comm.rank == comm.size - 1:
+                patched.setattr(tensor_lines, place, short)
+            with pytest.raises(MemoryError, match=place):
+                act()
+    assert np.array_equal(x.allgather(), np.arange(24.0))
