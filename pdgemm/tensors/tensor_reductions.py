@@ -70,7 +70,8 @@ class TensorReductions(TensorBase):
             return fold.result(_joined(fold, [x.local for x in parts], gone, self), count).astype(dtype)
 
         kinds = [x.dtype for x in nothing] if count else []
-        parts = [self.with_elements(layout, kind, partial(part, at)) for at, kind in enumerate(kinds)]
+        with np.errstate(all="ignore"):
+            parts = [self.with_elements(layout, kind, partial(part, at)) for at, kind in enumerate(kinds)]
         if layout.divided_among(gone):
             layout = undivided(layout, gone, self.grid.members)
             parts = [work.did(in_layout(x, layout, name=fold.name)) for x in parts]

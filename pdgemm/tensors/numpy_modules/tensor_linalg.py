@@ -318,17 +318,12 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Any:
     """Return the norms (sum |x|^ord)^(1/ord) over some axes, all by default; ord may be inf, -inf, or 0.  Collective.
 
-    ord : 0: the number of elements that are not 0.
+    ord : 0: the number of elements that are not 0.   2: without overflow.
     """
-    size, options = np.abs(x), {"axis": axis, "keepdims": keepdims}
+    if ord in (0, 1, 2, np.inf, -np.inf):
+        return x.vector_norm(ord, axis, keepdims).astype(np.abs(np.ones(1, x.dtype)).dtype)
     with np.errstate(all="ignore"):
-        if abs(ord) == np.inf:
-            return size.max(**options) if ord > 0 else size.min(**options)
-        if ord == 0:
-            return (size != 0).sum(**options).astype(size.dtype)
-        if ord == 2:
-            return np.sqrt((size * size).sum(**options))
-        return (size**ord).sum(**options) ** (1 / ord)
+        return (np.abs(x) ** ord).sum(axis, keepdims) ** (1 / ord)
 
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
