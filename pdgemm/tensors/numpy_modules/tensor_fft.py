@@ -71,8 +71,12 @@ def _by_four_steps(name: str, x: Any, n: int, axis: int, norm: str | None) -> An
     step, sign, unscaled = ("ifft", 1, "forward") if inverse else ("fft", -1, "backward")
     lines = _transformed(step, lines, None, -2, unscaled)
     *_, k1, j2 = lines.indices()
-    factor = np.exp(sign * 2j * np.pi / n * (k1[:, None] * j2 % n)).astype(lines.dtype)
-    turned = lines.with_elements(lines.layout, lines.dtype, lambda: lines.local * beside(factor, lines.local))
+
+    def turn() -> Any:
+        factor = np.exp(sign * 2j * np.pi / n * (k1[:, None] * j2 % n)).astype(lines.dtype)
+        return lines.local * beside(factor, lines.local)
+
+    turned = lines.with_elements(lines.layout, lines.dtype, turn)
     result = moveaxis(_transformed(step, turned, None, -1, unscaled), -1, -2).reshape(*x.shape[:-1], n)
     if not whole:
         result = result.real if inverse else result[..., : n // 2 + 1]
