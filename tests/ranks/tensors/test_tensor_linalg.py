@@ -127,6 +127,13 @@ def test_results_of_arrays_are_distributed_and_named(grid: Any) -> None:
         assert np.allclose((xp.linalg.qr(A).Q @ xp.linalg.qr(A).R).allgather(), A.allgather())
 
 
+def test_norms_of_large_and_small_numbers_do_not_overflow(grids: list[Any]) -> None:
+    for grid in grids:
+        x = DistTensor.from_global(np.array([[[3e200, 0.0], [4e200, 3e-200]], [[0.0, 0.0], [0.0, 4e-200]]]), grid=grid)
+        norms = np.linalg.vector_norm(x, axis=(0, 1))
+        assert np.allclose(norms, [5e200, 5e-200], rtol=1e-14, atol=0)
+
+
 def test_errors_on_all_ranks(grid: Any) -> None:
     X = DistTensor.zeros((4, 3), grid=grid)
     S = DistTensor.from_function(lambda i, j, k: (j == k) * (i < 5), (6, 2, 2), grid=grid, dtype=float)
