@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array, to_host
@@ -27,6 +28,7 @@ from pdgemm.local.arrays.folds import (
     variance,
     vector_norm,
 )
+from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase
@@ -47,8 +49,10 @@ class TensorReductions(TensorBase):
         """Reduce some axes by a Fold, or by the Fold that a function returns, whose errors are raised on all ranks.
 
         Each rank reduces its elements.  Partial results of an axis that is divided are then moved so that a rank has
-        all those of some results, which it joins.
+        all those of some results, which it joins.  All elements, without their indices, are reduced as a matrix.
         """
+        if axis is None and self.size and not (isinstance(reduction, Fold) and reduction.indexed):
+            return self._of_matrix(self.unfolding._reduced(reduction, None, True), keepdims)
         with together(self.grid.comm) as arguments, np.errstate(all="ignore"):
             fold = reduction() if callable(reduction) else reduction
             gone = self.axes_of(axis)
@@ -81,6 +85,16 @@ class TensorReductions(TensorBase):
         whole = whole if keepdims else type(self)(whole.unfolding, whole.layout.without(gone))
         work.reported(whole.unfolding, 1)
         return whole if keepdims else whole._result()
+
+    def _of_matrix(self, whole: DistMatrix, keepdims: bool) -> Any:
+        """Return the tensor of a 1 x 1 matrix on the grid of this tensor's matrix, on the first rank."""
+        one = TensorLayout.even((), (), (), (1, 1), self.layout.rank_map[:1])
+        there = self.grid.base.reshaped(one.grid_shape, one.rank_map)
+        local = whole.stored[:0, :0] if there.idle else whole.stored
+        matrix = DistMatrix(local, there, one.matrix, "C")
+        matrix.report = whole.report
+        result = type(self)(matrix, one)
+        return result.expanded(range(self.ndim)) if keepdims else result._result()
 
     def sum(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
         """Return sums over some axes, all by default, of `dtype`; 16-bit numbers are added in float32.  Collective."""

@@ -28,6 +28,7 @@ from pdgemm.tensors.tensor_base import TensorBase
 from pdgemm.tensors.tensor_moves import in_layout
 
 Tensor = TypeVar("Tensor", bound=TensorBase)
+BATCH = 1 << 21  # elements that each rank fetches at a time
 
 
 def line_layout(shape: Sequence[int], members: tuple[int, ...]) -> TensorLayout:
@@ -120,8 +121,8 @@ def owners(layout: TensorLayout, axes: Sequence[int], indices: Sequence[Any]) ->
     return np.array(layout.rank_map)[parts[0] * layout.grid_shape[1] + parts[1]], local
 
 
-def _requested(T: TensorBase, axes: Sequence[int], numbers: TensorBase, work: Work) -> tuple[Any, ...]:
-    """Send numbers of parts to the ranks that have the parts.  Collective.
+def _requested(T: TensorBase, axes: Sequence[int], numbers: Array, work: Work) -> tuple[Any, ...]:
+    """Send this rank's numbers of parts, on the host, to the ranks that have the parts.  Collective.
 
     Returns the order in which this rank's numbers are sent, how many to each rank; this rank's elements, with `axes`
     first, a key for the requested ones, and how many each rank requests.
@@ -129,7 +130,7 @@ def _requested(T: TensorBase, axes: Sequence[int], numbers: TensorBase, work: Wo
     turns, members = np.zeros(T.grid.comm.size, np.int64), sorted(T.grid.members)
     turns[members] = np.arange(len(members))
     with together(T.grid.comm):  # memory may be short on one rank
-        indices = np.unravel_index(to_host(numbers.local).reshape(-1), [T.shape[x] for x in axes])
+        indices = np.unravel_index(numbers, [T.shape[x] for x in axes])
         ranks, local = owners(T.layout, axes, indices)
         order, sizes = np.argsort(turns[ranks], kind="stable"), np.bincount(turns[ranks], minlength=len(members))
         requested = np.stack(local, axis=1)[order]
@@ -145,16 +146,22 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
 
     numbers : (m) integers on a line of ranks; the row-major numbers of the indices of `axes`.
 
-    If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.
+    If another axis is divided, T is moved first.  Then two exchanges: of indices, and of the elements back.  Of large
+    results, each rank fetches some parts at a time, of about BATCH elements, so that temporaries are small.
     """
     rest = [x for x in range(T.ndim) if x not in axes]
     T = recorded(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
-    order, _, x, key, requests = _requested(T, axes, numbers, work)
-    shape = [T.shape[axis] for axis in rest]
-    with together(T.grid.comm):
-        picked = x[key].reshape(len(key[0]), prod(shape))
-    rows, _ = deal(picked, requests, T.grid, work)
-    result = of_rows(T, line_layout((numbers.size, *shape), T.grid.members), rows, np.argsort(order))
+    shape, own = [T.shape[axis] for axis in rest], to_host(numbers.local).reshape(-1)
+    layout, step = line_layout((numbers.size, *shape), T.grid.members), max(1, BATCH // max(1, prod(shape)))
+    result = T.with_elements(layout, T.dtype, lambda: np.zeros((), T.dtype))
+    for start in range(0, max(1, layout.first[0].block), step):
+        order, _, x, key, requests = _requested(T, axes, own[start : start + step], work)
+        with together(T.grid.comm):
+            picked = x[key].reshape(len(key[0]), prod(shape))
+        rows, _ = deal(picked, requests, T.grid, work)
+        with together(T.grid.comm):
+            if len(rows):
+                result.local[start : start + step][beside(order, rows)] = rows.reshape(len(rows), *shape)
     work.reported(result.unfolding, 2)
     return result
 
@@ -165,7 +172,7 @@ def stored(T: TensorBase, axes: Sequence[int], numbers: TensorBase, value: Any, 
     numbers : as for `fetched`.   value : a number, or a tensor (m, other axes of T) on a line of ranks.
     If an index occurs twice, the last value stays.
     """
-    order, sizes, x, key, _ = _requested(T, axes, numbers, work)
+    order, sizes, x, key, _ = _requested(T, axes, to_host(numbers.local).reshape(-1), work)
     if isinstance(value, TensorBase):
         with together(T.grid.comm):
             own = value.local.reshape(len(order), prod(value.shape[1:]))

@@ -7,7 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pdgemm.algorithms.statistics.sorting import check_ordered, cuts_of, elements_of, keys_of_elements, sum_over_ranks
+from pdgemm.algorithms.statistics.sorting import (
+    check_ordered,
+    cuts_of,
+    elements_of,
+    keys_of,
+    keys_of_elements,
+    sum_over_ranks,
+)
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import as_name
@@ -78,26 +85,38 @@ def _sorted(line: Any, descending: bool, places: bool) -> Any:
     with together(line.grid.comm) as arguments:
         check_ordered(line.dtype, name)
         arguments += [name, str(line.layout), line.dtype, descending]
-        x = to_host(line.local)
-        keys = keys_of_elements(x + x.dtype.type(0) if places and x.dtype.kind == "f" else x)  # -0 equals 0
-        keys = ~keys if descending else keys
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
+        keys, order = _keys(line, descending, places)
     dim, size = line.layout.first[0], line.size
     cuts = cuts_of(keys, np.minimum(np.arange(1, parts) * dim.block, size), size, line.grid.comm)
     sizes, work = np.diff(cuts), Work(name)
     rows, _ = deal(keys[:, None], sizes, line.grid, work)
     with together(line.grid.comm):  # memory may be short on one rank
-        turn = np.argsort(rows[:, 0], kind="stable")
-        keys = ~rows[turn, 0] if descending else rows[turn, 0]
-        order += dim.to_global(0, max(line.grid.coords[0], 0))
+        keys = rows[:, 0]
+        if places:
+            turn = np.argsort(keys, kind="stable")
+            order += dim.to_global(0, max(line.grid.coords[0], 0))
+        else:
+            keys.sort()
     if places:
         rows, _ = deal(order[:, None], sizes, line.grid, work)
         result = of_rows(line, line.layout, rows, turn)
     else:
+        keys = ~keys if descending else keys
         result = line.with_elements(line.layout, line.dtype, lambda: elements_of(keys, line.dtype))
     work.reported(result.unfolding, 1)
     return result
+
+
+def _keys(line: Any, descending: bool, places: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return sorted keys of this rank's elements, smaller for larger ones if descending; with `places`, their order."""
+    if not places:
+        keys = to_host(keys_of(line.unfolding))
+        return ~keys[::-1] if descending else keys, np.empty(0, np.int64)
+    x = to_host(line.local)
+    keys = keys_of_elements(x + x.dtype.type(0) if x.dtype.kind == "f" else x)  # -0 equals 0
+    keys = ~keys if descending else keys
+    order = np.argsort(keys, kind="stable")
+    return keys[order], order
 
 
 # ---------------------------------------------------------------- functions of sorted elements
