@@ -32,10 +32,13 @@ class Steps:
 
     def did(self, result: Result) -> Result:
         """Record the report of the matrix that a step returned, and return the matrix; an array has no report."""
-        report: Any = getattr(result, "later_report", None)
+        self.ran(getattr(result, "later_report", None))
+        return result
+
+    def ran(self, report: Any) -> None:
+        """Record the report of a step, or the function that makes the report; None: there is none."""
         if report is not None:
             self._reports.append(report if callable(report) else lambda: report)
-        return result
 
     def add(self, steps: Steps) -> None:
         """Record the steps of a part of the work as one step."""

@@ -60,7 +60,7 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
         for slot in (*self._slots, self._gathering):
             task.free(slot)
         task.finish()  # all ranks have read L in place, so the rows of L may be exchanged
-        for panel, moves in moves_left(steps, self._pivots, self._rows.n):
+        for panel, moves in moves_left(steps, self._pivots, self._rows.n) if len(steps) > 1 else ():
             if task.grid.coords[1] == panel.col:
                 exchange_rows(task, moves, self._cols.local_window(panel.start, panel.stop, panel.col))
         if self._plan.n and task.grid.comm.rank in (tree := self._plan.to_idle).ranks:
@@ -73,19 +73,22 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
         task, gathered, (i, j) = self._task, self._gathered, self._task.grid.coords
         task.free(slot)
         if j == panel.col:
-            own = self._A[self._plan.window(panel, i)]
+            own, in_place = self._A[self._plan.window(panel, i)], self._plan.in_place
             task.free(self._gathering)
-            if i != panel.row:
+            if i != panel.row and not in_place:
                 self._copies = gathered.lend(panel, own, self._gathering, self._gathering.buffer_b[own.size :])
                 return  # `_receive` waits for this rank's rows of L, and transfers them
-            X, pivots = gathered.whole(panel, task.workspace["gathered"]), np.arange(1, panel.width + 1, dtype=np.intc)
-            gathered.gather(panel, X, self._gathering)
-            info = 0
+        if (i, j) == (panel.row, panel.col):
+            X = own if in_place else gathered.whole(panel, task.workspace["gathered"])
+            pivots, info = np.arange(1, panel.width + 1, dtype=np.intc), 0
+            if not in_place:
+                gathered.gather(panel, X, self._gathering)
             with task.computing():
                 info = local_lapack.getrf(X, pivots)
             self._singular = self._singular or (panel.start + info if info else 0)
             self._pivots[panel.start : panel.stop] = gathered_rows(self._rows, panel)[pivots - 1]
-            gathered.spread(panel, X, own, self._gathering)
+            if not in_place:
+                gathered.spread(panel, X, own, self._gathering)
         self._travel(panel, slot)
 
     def _travel(self, panel: Panel, slot: Slot) -> None:
@@ -104,7 +107,7 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
     def _receive(self, panel: Panel, slot: Slot) -> Array:
         """Wait for a panel, exchange rows in the columns to its right, and return U_kj = L_kk^-1 A_kj."""
         task, A, (i, j) = self._task, self._A, self._task.grid.coords
-        if j == panel.col and i != panel.row:
+        if j == panel.col and i != panel.row and not self._plan.in_place:
             task.wait(self._gathering)
             with task.packing():
                 for copy in self._copies:
@@ -115,7 +118,8 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
         self._pivots[panel.start : panel.stop] = self._arriving[slot.number]
         diagonal = self._rows.local_window(panel.start, panel.stop, panel.row)
         right = slice(self._cols.below(panel.stop, j), A.shape[1])
-        exchange_rows(task, RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
+        if panel.stop < self._cols.n:
+            exchange_rows(task, RowMoves.of(self._pivots[panel.start : panel.stop], panel.start), right)
         if i == panel.row and panel.stop < self._cols.n:
             with task.computing():
                 L = self._panels[slot.number][: panel.width]

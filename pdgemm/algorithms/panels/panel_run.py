@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -31,7 +31,7 @@ from pdgemm.names import AnyName
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
 from pdgemm.planning.machines.simulator import simulate
 from pdgemm.schedules.mover_registry import RING, SHARED
-from pdgemm.schedules.panels.panel_schedule import PanelSchedule
+from pdgemm.schedules.panels.panel_schedule import OneRankSchedule, PanelSchedule
 from pdgemm.support.agreement import agree, together
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
@@ -39,6 +39,7 @@ from pdgemm.transport.packed_exchange import kept_if_it_fails
 from pdgemm.transport.panels.in_place import InPlace
 from pdgemm.transport.panels.task import Planned, Task
 
+T = TypeVar("T")
 _NEVER = 1 << 62  # larger than any row number
 
 
@@ -130,6 +131,37 @@ def run_panels(
     return first if first < _NEVER else 0, report
 
 
+def run_on_one_rank(
+    routine: str,
+    A: DistMatrix,
+    extents: tuple[int, int, int],
+    compute: Callable[[], T],
+    planned: T,
+    what: str = "",
+) -> tuple[T, Callable[[], Report] | None]:
+    """Run a routine of LAPACK on the only rank of A's grid, and broadcast its result.  Collective over this grid.
+
+    routine, extents : for the report, as in `OneRankSchedule`.
+    compute : called on this rank; its result is broadcast, and its exception raised on all ranks.
+    planned : the result while a program is planned.
+
+    Returns the result and a function that makes the report; while a program is planned, None in its place.
+    """
+    start, grid = perf_counter(), A.grid
+    schedule = OneRankSchedule(A.layout_in(grid), 0, RING.name, algorithm=routine, extents=extents)
+    if grid.draft:
+        grid.draft.add("A", schedule)
+        return planned, None
+    recorder, result = recorder_of(A.stored), planned
+    with together(grid.comm), recorder.phase("compute"):
+        if not grid.idle:
+            result = compute()
+    recorder.finish()
+    if grid.comm.size > 1:
+        result = grid.comm.bcast(result, root=grid.rank_map[0])
+    return result, cache(partial(_report, schedule, grid, recorder, what, perf_counter() - start, (), 1))
+
+
 def working_copy(
     A: DistMatrix, block: int, fits: bool, overwrite: bool, order: Order | None = None, dtype: np.dtype | None = None
 ) -> tuple[DistMatrix, list[RunReport]]:
@@ -181,7 +213,7 @@ def _workspace(schedule: PanelSchedule, grid: ProcessGrid, like: Array, what: st
     own = devices.own_memory(device)
     shared = devices.shared_memory(device, grid) if exposed else own
     with together(grid.comm) as arguments:
-        arguments += [what, repr(schedule)]
+        arguments += [what, schedule]
         return {
             name: (shared if name in exposed else own).empty((words,), dtype)
             for name, (words, dtype) in schedule.buffers(grid.comm.rank).items()

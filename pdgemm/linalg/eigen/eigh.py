@@ -9,7 +9,9 @@ from math import sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy  # SciPy loads its packages, which takes long, when they are first used
 
+from pdgemm.algorithms.panels.panel_run import run_on_one_rank
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
 from pdgemm.linalg.eigen import division
 from pdgemm.linalg.eigen.generalized import Standard, lower_triangle, warn_unless_hermitian
@@ -149,9 +151,11 @@ def eigh(
     if eigvals_only:
         return scaled_back(w)
     V = pair.vectors(V) if pair else V
-    columns = empty_like(A, distribution=A[:, : V.shape[1]].distribution)
-    work.copy(V, columns)
-    return scaled_back(w), work.reported(columns, done, **facts)
+    if not V.same_layout(A):
+        columns = empty_like(A, distribution=A[:, : V.shape[1]].distribution)
+        work.copy(V, columns)
+        V = columns
+    return scaled_back(w), work.reported(V, done, **facts)
 
 
 def eigvalsh(
@@ -193,8 +197,10 @@ def inertia(A: DistMatrix, *, lower: bool = True) -> Inertia:
 
 def _method(A: DistMatrix, subset: Subset, eigvals_only: bool, protect: Protection | None) -> str:
     """Return the name in METHODS of the fastest method for the wanted eigenvalues, or eigenpairs, of A."""
-    if len(A) <= division.SMALL or protect is not None or A.device != devices.HOST:
-        return "division"  # includes problems up to order SMALL, which LAPACK solves on one rank
+    if protect is not None or A.device != devices.HOST:
+        return "division"
+    if len(A) <= division.SMALL:
+        return "values by LAPACK" if eigvals_only else "LAPACK"
     if eigvals_only:
         return "values of a band" if len(A) >= LARGE_FOR_VALUES else "values"
     return "two stages" if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else "one stage"
@@ -218,6 +224,25 @@ def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
     """Return the wanted eigenvalues by a reduction to a band; no vectors are computed.  Collective."""
     w = on_one_rank(T, eigenvalues_of_band, hermitian_band(work, T)[0])
     return w[wanted(w)], T, 0, {}
+
+
+def _by_lapack(work: Work, T: DistMatrix, wanted: Wanted, vectors: bool = True) -> Solved:
+    """Return the wanted eigenvalues and vectors by LAPACK's divide and conquer on one rank.  Collective."""
+    grid = T.grid.base if T.grid.shape == (1, 1) else T.grid.work_grid((1, 1), 1, T.grid.rank_map[:1])
+    X = T if T.grid.shape == (1, 1) else work.did(T.redistribute(grid=grid, order="F"))
+    n, V = len(T), DistMatrix.empty(T.shape, grid=grid, dtype=T.dtype, order="F") if vectors else T
+
+    def compute() -> np.ndarray:
+        options: dict[str, Any] = {"driver": "evd", "check_finite": False, "eigvals_only": not vectors}
+        result = scipy.linalg.eigh(X.local, lower=True, **options)
+        if vectors:
+            V.stored[...] = result[1]
+        return result[0] if vectors else result
+
+    w, report = run_on_one_rank("eigh", X, (n, n, 7 * n // 3), compute, np.ones(n), f"Eigenpairs ({shape_of(T)})")
+    V.report = report
+    part = wanted(w)
+    return w[part], work.did(V)[:, part], 0, {}
 
 
 def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
@@ -252,6 +277,8 @@ def _by_lanczos(
 
 METHODS: dict[str, Callable[[Work, DistMatrix, Wanted], Solved]] = {
     "division": _by_division,
+    "LAPACK": _by_lapack,
+    "values by LAPACK": partial(_by_lapack, vectors=False),
     "values": _values,
     "values of a band": _values_of_band,
     "one stage": partial(_in_stages, OneStage),

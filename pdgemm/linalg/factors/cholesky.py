@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -9,10 +10,19 @@ from pdgemm.algorithms.panels.cholesky_panels import Cholesky
 from pdgemm.algorithms.panels.panel_run import can_read, device_of, run_panels
 from pdgemm.errors import LinAlgError
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import check_operand, solution, to_factor
+from pdgemm.linalg.factors.operands import (
+    check_operand,
+    check_right_side,
+    has_one_rank,
+    operand_description,
+    solution,
+    solved_on_one_rank,
+    to_factor,
+)
 from pdgemm.linalg.factors.triangular import BLOCK, PANEL, solve_triangular
 from pdgemm.linalg.ranges import DIAGONAL, ELEMENTS, Measured, in_range, times
-from pdgemm.matrix.argument_checks import communicator, shape_of
+from pdgemm.local.blas import local_lapack
+from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.panels.factor_schedules import CholeskySchedule
 from pdgemm.support.agreement import together
@@ -94,9 +104,17 @@ def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = 
     """
     if isinstance(L, tuple) and len(L) == 2:
         L, lower = L
-    with together(communicator(L=L, B=B)):
+    with together(communicator(L=L, B=B)) as arguments:
         check_operand("L", L, square=True, panels=True)
+        check_right_side(L, B)
+        if overwrite_b and isinstance(B, DistMatrix):
+            check_result("B", B, {"L": L})
+        arguments += ["cho_solve", bool(lower), bool(overwrite_b), *operand_description(L, B)]
     assert isinstance(L, DistMatrix)
+    if has_one_rank(L):
+        by_lapack = partial(local_lapack.solve_factored, pivots=None, lower=lower)
+        if (X := solved_on_one_rank(L, B, overwrite_b, by_lapack)) is not None:
+            return X
     steps, (first, second) = Steps(), ("N", "C") if lower else ("C", "N")
     Y = steps.did(solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b))  # type: ignore[arg-type]
     X = solve_triangular(L, Y, lower=lower, trans=second, overwrite_b=True)  # type: ignore[arg-type]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import fsum
 
 import numpy as np
 
+from pdgemm.algorithms.panels.panel_run import run_on_one_rank
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.linalg.factors.operands import column
+from pdgemm.linalg.factors.operands import column, has_one_rank
 from pdgemm.local.arrays.dtypes import eps
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.blas.local_qr import phases
@@ -24,13 +26,21 @@ SOLVES = "NCN"  # the three solves: with A, with A^H, and with A again
 Solve = Callable[[DistMatrix, str], DistMatrix]  # (X, "N" or "C") -> op(A)^-1 X; X may be overwritten
 
 
-def reciprocal_condition(steps: Steps, A: DistMatrix, norm: float, solve: Solve) -> float:
+def reciprocal_condition(
+    steps: Steps, A: DistMatrix, norm: float, solve: Solve, lapack: Callable[..., float] | None = None
+) -> float:
     """Return an estimate of 1 / (|A|_1 |A^-1|_1), the same on all ranks.  Collective over the grid of A.
 
     A     : the matrix, or its factors.  The vectors of the solves have the type and the grid of A, and are distributed
         as the rows of A.
     norm  : |A|_1.   solve : solves with A.   steps : records the reports of the solves as one step.
+    lapack : estimates the number from A's local array and the norm; used instead of the solves on a grid of one rank.
     """
+    if lapack and has_one_rank(A) and len(A):
+        estimate = partial(lapack, A.stored, norm)
+        rcond, report = run_on_one_rank("rcond", A, (len(A), 12, len(A)), estimate, 1.0)
+        steps.ran(report)
+        return rcond
     inner = Steps(what=f"Condition of {shape_of(A)}", algorithm=AnyName("rcond"))
     rcond = reciprocal(A, norm, inverse_norm(inner, A, solve) if len(A) else 0.0)
     steps.add(inner)

@@ -19,14 +19,17 @@ from pdgemm.linalg.factors.operands import (
     check_operand,
     check_right_side,
     common_dtype,
+    has_one_rank,
     identity_like,
     operand_description,
     solution,
+    solved_on_one_rank,
     to_factor,
 )
 from pdgemm.linalg.factors.triangular import solve_triangular
 from pdgemm.linalg.ranges import ELEMENTS, EQUILIBRATED, Measured, in_range, size_of, times, times_upper
 from pdgemm.local.arrays.arguments import op_letter, shown
+from pdgemm.local.blas import local_lapack
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
@@ -87,12 +90,12 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     """Return L and U, where P A = L U, with the pivots that LAPACK chooses.  Collective over the grid of A.
 
     A : DistMatrix (m, n) of any layout; float32, float64, complex64 or complex128.
-    overwrite_a : the factors may be stored in A, which saves a copy where A is row-major and its layout shares the work
-        evenly.
+    overwrite_a : the factors may be stored in A, which saves a copy where A is row-major (on one rank: column-major)
+        and its layout shares the work evenly.
 
-    The factors are row-major, in the layout of A, or in square blocks where this layout does not share the work evenly;
-    `report` has the words, which depend on the pivots.  A singular A has factors, too: then `zero_pivot` is not 0, and
-    `lu_solve` raises LinAlgError.
+    The factors are row-major (on one rank column-major, by LAPACK's getrf), in the layout of A, or in square blocks
+    where this layout does not share the work evenly; `report` has the words, which depend on the pivots.  A singular A
+    has factors, too: then `zero_pivot` is not 0, and `lu_solve` raises LinAlgError.
     Rows and columns are not scaled, unlike in `solve`, `inv`, `det` and `cond`: where they are badly scaled and
     multipliers underflow, L cannot hold the multipliers, and small rows are lost.
     On a device, everything runs there, panels by cuSOLVER; only pivots are copied to the host.  DeviceError where
@@ -104,12 +107,12 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
     start = perf_counter()
-    # row-major: the rows that pivots move are contiguous
+    # row-major, except on one rank: the rows that pivots move are contiguous
     W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, order="C")
     layout = W.layout_in(W.grid)
     idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
     schedule = LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
-    pivots = W.grid.expected(np.zeros(min(A.shape), np.int64), np.array(schedule.exchanged, np.int64))
+    pivots = np.array(schedule.exchanged, np.int64) if W.grid.draft else np.zeros(min(A.shape), np.int64)
     what = f"LU factors of a matrix ({shape_of(A)})"
     zero, report = run_panels(
         schedule, partial(LUPanels, exchanged=pivots), {"A": W}, what, moves, start,
@@ -166,6 +169,10 @@ def lu_solve(
         if overwrite_b and isinstance(B, DistMatrix):
             check_result("B", B, {"factors.LU": factors.LU})
         arguments += ["lu_solve", letter, bool(overwrite_b), *operand_description(factors.LU, factors.pivots, B)]
+    if has_one_rank(factors.LU) and factors.LU.order == "F":
+        by_lapack = partial(local_lapack.solve_factored, pivots=factors.pivots, trans=letter)
+        if (X := solved_on_one_rank(factors.LU, B, overwrite_b, by_lapack)) is not None:
+            return X
     both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
     steps, X = Steps(what=solution(factors.LU, B)), own_copy(B, factors.LU, overwrite_b)
     if letter == "N":
@@ -319,7 +326,8 @@ def _least(X: DistMatrix) -> float:
 def rcond_by_lu(steps: Steps, factors: LU, norm: float) -> float:
     """Return an estimate of 1 / (|A|_1 |A^-1|_1) by solves with the factors of A.  Collective.   norm : |A|_1."""
     by: Any = partial(lu_solve, factors, overwrite_b=True)
-    return reciprocal_condition(steps, factors.LU, norm, lambda X, op: by(X, trans=op))
+    solve = lambda X, op: by(X, trans=op)  # noqa: E731
+    return reciprocal_condition(steps, factors.LU, norm, solve, local_lapack.reciprocal_condition_of)
 
 
 def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pdgemm.algorithms.panels.panel_run import working_copy
+from pdgemm.algorithms.panels.panel_run import run_on_one_rank, working_copy
 from pdgemm.algorithms.planned_program import matrices_in
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.errors import DeviceError, DTypeError, LayoutError
@@ -119,11 +119,32 @@ def check_right_side(A: DistMatrix, B: object, side: str = "L") -> None:
 
 
 def operand_description(*operands: Any) -> list[str]:
-    """Return texts by which ranks compare operands: a matrix's layout, a vector's type and checksum.  Local."""
+    """Return texts by which ranks compare operands: a matrix's layout, a vector's type and checksum.  Local.
+
+    The list is empty where a matrix is on a grid of one rank, which has nothing to compare.
+    """
+    if any(isinstance(x, DistMatrix) and x.grid.comm.size == 1 for x in operands):
+        return []
     return [
         repr(x.layout_in(x.grid)) if isinstance(x, DistMatrix) else f"{x.dtype} {described_elements(x)}"
         for x in operands
     ]
+
+
+def solved_on_one_rank(
+    F: DistMatrix, B: Any, overwrite: bool, solve: Callable[[np.ndarray, np.ndarray], object]
+) -> Any:
+    """Return X of A X = B, by factors F for which `has_one_rank` is true; None if B is on another grid.  Collective.
+
+    solve : overwrites a local array of B, in the memory order of F, with X.   overwrite : X may be stored in B.
+    """
+    vector, dtype = not isinstance(B, DistMatrix), common_dtype(F, B)
+    if F.dtype != dtype or not (vector or (B.device == F.device and F.grid.base.same_as(B.grid.base))):
+        return None
+    X = column(B, F, dtype) if vector else working_copy(B, 0, True, overwrite, F.order, dtype)[0]
+    extents, work = (len(F), X.shape[1], len(F)), partial(solve, F.stored, X.stored)
+    _, X.report = run_on_one_rank("solve", F, extents, work, None, solution(F, B))
+    return X.allgather()[:, 0] if vector else X
 
 
 def solution(A: DistMatrix, B: Any) -> str:
@@ -140,6 +161,11 @@ def common_dtype(*arrays: Any) -> np.dtype:
     return dtype
 
 
+def has_one_rank(A: DistMatrix) -> bool:
+    """Return whether LAPACK can read all of A as it is stored, on a grid of one rank on the host.  Local."""
+    return A.distribution.grid_shape == (1, 1) and A.device == devices.HOST and not A.conjugated
+
+
 def to_factor(
     name: str,
     A: DistMatrix,
@@ -154,7 +180,8 @@ def to_factor(
     """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of copying.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
-    others : other arguments that the ranks compare.   order : memory order of the copy; None: that of A.
+    others : other arguments that the ranks compare.   order : memory order of the copy, "F" on a grid of one rank,
+        where LAPACK factors A in place; None: that of A.
     aligned : all panels of `block` columns must begin at multiples of `block`, so that each is in one block.
     square : A must be square.   transposed : A^T is returned, or a copy of it.
     """
@@ -166,6 +193,8 @@ def to_factor(
         if aligned:
             starts = [x.start for x in diagonal_panels(A.distribution.rows, A.distribution.cols, block)]
             fits = fits and starts == [*range(0, min(A.shape), block)]
+        if order and A.distribution.grid_shape == (1, 1):
+            order = "F"
         arguments += [name, bool(overwrite), *others, *operand_description(A)]
     return working_copy(A.T if transposed else A, block, fits, overwrite, order)
 

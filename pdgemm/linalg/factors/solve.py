@@ -28,6 +28,7 @@ from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.linalg.ranges import EQUILIBRATED, RightSide, Scale, in_range, times
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
+from pdgemm.local.blas import local_lapack
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING
@@ -128,11 +129,14 @@ def _solved(
 ) -> Any:
     """Return X as `solve` does.   kind : the structure of A.   Collective over the grid of A."""
     trans: Any = "T" if transposed else "N"
+    by: Any
     norm = one_norm(A, kind, lower)  # before factors are stored in A
     if kind == "pos":
         M, lower = (A.T, not lower) if transposed else (A, lower)
         L = steps.did(cholesky(M, lower=lower, overwrite_a=overwrite_a))
-        rcond = reciprocal_condition(steps, L, norm, lambda X, _: cho_solve(L, X, lower=lower, overwrite_b=True))
+        by = lambda X, _: cho_solve(L, X, lower=lower, overwrite_b=True)  # noqa: E731
+        lapack = partial(local_lapack.reciprocal_condition_of, lower=lower)
+        rcond = reciprocal_condition(steps, L, norm, by, lapack)
         X = cho_solve(L, B, lower=lower, overwrite_b=overwrite_b)
     elif kind == "gen":
         factors = _factored(steps, A, overwrite_a)
@@ -144,7 +148,7 @@ def _solved(
             rcond = _rcond_of_diagonal(A, diagonal)
             X = _over(own_copy(B, A, overwrite_b), diagonal)
         else:
-            by: Any = partial(solve_triangular, A, lower=kind == "lower triangular")
+            by = partial(solve_triangular, A, lower=kind == "lower triangular")
             rcond = reciprocal_condition(steps, A, norm, lambda X, op: by(X, trans=op, overwrite_b=True))
             X = by(B, trans=trans, overwrite_b=overwrite_b)
     return steps.reported(steps.did(X), rcond=regular(A, rcond))

@@ -181,7 +181,7 @@ def vector_norm(kind: Any) -> Fold:
     """Return the reduction to a norm of vectors.   kind : `ord` of numpy.linalg.norm.   Raises ArgumentError."""
 
     def sizes(x: Array) -> Array:
-        return np.abs(floating(x)).astype(np.float64)
+        return np.abs(floating(x)).astype(np.float64, copy=False)
 
     if isinstance(kind, (int, float)):
         if kind == 1:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy  # SciPy loads its packages, which takes long, when they are first used
 
 from pdgemm.local.arrays.device import Array, empty, of
 from pdgemm.local.arrays.elementwise import CONVERT
@@ -91,6 +92,35 @@ def getrf(A: Array, pivots: np.ndarray) -> int:
     if device := of(A):
         return device.load_factorisations().getrf(A, pivots)
     return call_lapack("getrf", A.dtype, A.shape[0], A.shape[1], A, pivots)
+
+
+def solve_factored(
+    F: np.ndarray, X: np.ndarray, pivots: np.ndarray | None, trans: str = "N", lower: bool = True
+) -> None:
+    """Compute X := op(A)^-1 X, where F has the factors of A that `getrf` or `potrf` computed.  Local, on the host.
+
+    F, X : column-major; for Cholesky both may be row-major.   pivots : of LU, from 0 on; None for Cholesky.
+    trans : of LU.   lower : F has the Cholesky factor L, not U.
+    """
+    if not X.size:
+        return
+    if pivots is not None:
+        call_lapack("getrs", X.dtype, fortran_letter(trans), *X.shape, F, pivots.astype(np.intc) + 1, X)
+        return
+    trsm(F, X, lower=lower, trans="N" if lower else "C")
+    trsm(F, X, lower=lower, trans="C" if lower else "N")
+
+
+def reciprocal_condition_of(F: np.ndarray, norm: float, lower: bool | None = None) -> float:
+    """Return LAPACK's estimate of 1 / (|A|_1 |A^-1|_1), by gecon or pocon.  Local, on the host.
+
+    F : the factors of A: of `getrf`, or of `potrf` with `lower`, in any order.   norm : |A|_1.
+    Hager, SIAM J. Sci. Stat. Comput. 5, 1984; Higham, ACM Trans. Math. Softw. 14(4), 1988.
+    """
+    F, flipped = _seen(F)
+    estimate: Any = scipy.linalg.get_lapack_funcs("gecon" if lower is None else "pocon", (F,))
+    how = {"norm": "I" if flipped else "1"} if lower is None else {"uplo": "L" if lower != flipped else "U"}
+    return float(estimate(F, norm, **how)[0])
 
 
 def reflect(A: Array) -> Array:

@@ -117,6 +117,15 @@ class LUSchedule(PanelSchedule):
             return np.array(self.pivots)
         return np.random.default_rng(0).integers(np.arange(self.n), self.rows.n)
 
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether the matrix is column-major, on a grid of one rank."""
+        return self.A.order == "F" and self.grid.shape == (1, 1)
+
+    @cached_property
+    def steps(self) -> tuple[Panel, ...]:
+        return diagonal_panels(self.rows, self.cols, self.n if self.in_place else self.width)
+
     @property
     def to_idle(self) -> Tree:
         """The tree that broadcasts the pivots to the idle ranks."""
@@ -137,9 +146,10 @@ class LUSchedule(PanelSchedule):
             right = self.cols_from(panel.stop)
             owner = np.zeros(grid.shape, int)
             owner[panel.row, panel.col] = m - panel.start
-            yield Round(self.gathered(panel), products(grid, owner, w, (w + 1) // 2))
+            yield Round([] if self.in_place else self.gathered(panel), products(grid, owner, w, (w + 1) // 2))
             column, one = grid[:, [panel.col]].T, np.array([w])
-            sent = self.gathered(panel, back=True) + carried(pivots_by, column, panel.row, one, INDEX.itemsize, COLS)
+            sent = [] if self.in_place else self.gathered(panel, back=True)
+            sent += carried(pivots_by, column, panel.row, one, INDEX.itemsize, COLS)
             sent += carried(pivots_by, grid, panel.col, np.full(len(grid), w), INDEX.itemsize, ROWS)
             if panel.stop < n:
                 sent += carried(self.mover, grid, panel.col, with_diagonal * w, size, ROWS)
@@ -158,7 +168,7 @@ class LUSchedule(PanelSchedule):
         sent, moved = not self.shared, max(min(2 * w, m_loc) * n_loc, m_loc * w)
         gathers, others = sent and pr > 1, self.rows.n - (0 if rank is None else m_loc)
         return {
-            "gathered": (self.rows.n * w, dtype),
+            "gathered": (self.rows.n * w * (not self.in_place), dtype),
             "parts of panels": (max(2 * m_loc, others) * w * gathers, dtype),
             "pivots": (self.n * (not self.device), INDEX),
             "panels": (2 * w * m_loc * (sent and pc > 1), dtype),

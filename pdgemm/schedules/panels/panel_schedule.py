@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from math import prod
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from pdgemm.grids.index_map import common_refinement
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import reads
-from pdgemm.schedules.rounds import COLS, Messages, broadcast, counts_of, grid_of, messages, signals
+from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, messages, products, signals
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Tile
 
@@ -240,6 +241,37 @@ class PanelSchedule(Schedule):
 
     def described(self, name: str) -> tuple[str, str]:
         return self.algorithm, f"{self.A}, {len(self.steps)} panels"
+
+
+@dataclass(frozen=True)
+class OneRankSchedule(PanelSchedule):
+    """A routine of LAPACK on a grid of one rank; nothing is sent.
+
+    algorithm : the name of the routine.
+    extents   : m, n and k of a product that takes as many flops, 2 m n k.
+    """
+
+    algorithm: str = field(kw_only=True)
+    extents: tuple[int, int, int] = field(kw_only=True)
+    lookahead = 0
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.real_flops * prod(self.extents)
+
+    @property
+    def steps(self) -> tuple[Panel, ...]:
+        return ()
+
+    @property
+    def events(self) -> int:
+        return 1
+
+    def rounds(self) -> Iterator[Round]:
+        yield Round([], products(grid_of(self.A), *self.extents))
+
+    def buffers(self, rank: int | None) -> Buffers:
+        return {}
 
 
 def window_gathering(layout: Layout, rows: tuple[int, int], cols: tuple[int, int]) -> Collective:
