@@ -20,13 +20,23 @@ from sklearn import metrics
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, RidgeCV
+from sklearn.linear_model import (
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+    RidgeClassifier,
+    RidgeClassifierCV,
+    RidgeCV,
+)
 from sklearn.metrics import pairwise
 from sklearn.mixture import GaussianMixture
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import cross_val_score, train_test_split
 from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     Binarizer,
+    KernelCenterer,
+    LabelEncoder,
     MaxAbsScaler,
     MinMaxScaler,
     Normalizer,
@@ -68,11 +78,22 @@ def functions(X: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dict[str, tu
         "RidgeClassifier": (results(partial(RidgeClassifier, solver="svd"), "predict"), (X, classes)),
         "LinearDiscriminantAnalysis": (
             results(LinearDiscriminantAnalysis, "predict", "predict_proba"), (X, classes)),
+        "RidgeClassifierCV": (results(RidgeClassifierCV, "predict"), (X, classes)),
+        "PoissonRegressor": (results(partial(PoissonRegressor, solver="lbfgs"), "predict"), (X, np.abs(y))),
         "LogisticRegression": (results(LogisticRegression, "predict", "predict_proba"), (X, classes)),
         "GaussianNB": (results(GaussianNB, "predict", "predict_proba"), (X, classes)),
         "Nystroem": (results(partial(Nystroem, n_components=5, random_state=0), "transform"), (X,)),
         "GaussianMixture": (
             results(partial(GaussianMixture, 2, random_state=0, init_params="random"), "predict"), (X,)),
+    }  # fmt: skip
+    tasks = {
+        "KernelCenterer": (KernelCenterer().fit_transform, (X @ X.T,)),
+        "LabelEncoder": (LabelEncoder().fit_transform, (3 * classes,)),
+        "PCA by random projections": (
+            results(partial(PCA, 3, svd_solver="randomized", random_state=0), "transform"), (X,)),
+        "cross-validation": (lambda X, y: list(cross_val_score(Ridge(solver="svd"), X, y, cv=3)), (X, y)),
+        "a pipeline": (
+            results(lambda: make_pipeline(StandardScaler(), PCA(3), Ridge(solver="svd")), "predict"), (X, y)),
     }  # fmt: skip
     errors = ("mean_squared_error", "mean_absolute_error", "r2_score", "max_error", "median_absolute_error",
               "explained_variance_score", "mean_gamma_deviance")  # fmt: skip
@@ -82,6 +103,7 @@ def functions(X: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dict[str, tu
                "cosine_similarity", "laplacian_kernel", "chi2_kernel", "manhattan_distances")  # fmt: skip
     return {
         **estimators,
+        **tasks,
         **{name: (getattr(metrics, name), (positive, np.abs(near) + 1)) for name in errors},
         **{name: (getattr(metrics, name), (classes, others)) for name in scores},
         **{name: (getattr(pairwise, name), (np.abs(X), np.abs(X[:10]))) for name in kernels},
