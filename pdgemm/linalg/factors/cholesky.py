@@ -47,7 +47,7 @@ def cholesky(A: DistMatrix, *, lower: bool = True, overwrite_a: bool = False) ->
     overwrite_a : the factor may be stored in A, which saves a copy where the layout of A shares the work evenly.
 
     The factor has the layout of A, or square blocks where this layout does not share the work evenly; `report` has the
-    words.
+    words.  Up to order 512, on the host, A is moved to one rank, where LAPACK factors it, and the factor stays there.
     On a device, everything runs there, blocks on the diagonal by cuSOLVER; only their diagonals are copied to the host.
     DeviceError where cuSOLVER is missing, or where MPI takes no device pointers and ranks cannot read in place.
 
@@ -72,7 +72,8 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
     If the number is not 0, the factor is not complete.  Collective over the grid of A.
     """
     start = perf_counter()
-    W, moves = to_factor("cholesky", A, BLOCK, overwrite_a, f"lower={bool(lower)}", square=True, transposed=not lower)
+    options: dict[str, Any] = {"square": True, "transposed": not lower, "small": True}
+    W, moves = to_factor("cholesky", A, BLOCK, overwrite_a, f"lower={bool(lower)}", **options)
     what = f"Cholesky factor of a matrix ({shape_of(A)})"
     schedule = CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))
     minor, report = run_panels(schedule, Cholesky, {"A": W}, what, moves, start)
@@ -113,8 +114,7 @@ def cho_solve(L: DistMatrix | tuple[DistMatrix, bool], B: Any, *, lower: bool = 
     assert isinstance(L, DistMatrix)
     if has_one_rank(L):
         by_lapack = partial(local_lapack.solve_factored, pivots=None, lower=lower)
-        if (X := solved_on_one_rank(L, B, overwrite_b, by_lapack)) is not None:
-            return X
+        return solved_on_one_rank(L, B, overwrite_b, by_lapack)
     steps, (first, second) = Steps(), ("N", "C") if lower else ("C", "N")
     Y = steps.did(solve_triangular(L, B, lower=lower, trans=first, overwrite_b=overwrite_b))  # type: ignore[arg-type]
     X = solve_triangular(L, Y, lower=lower, trans=second, overwrite_b=True)  # type: ignore[arg-type]

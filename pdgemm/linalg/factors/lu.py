@@ -93,9 +93,10 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     overwrite_a : the factors may be stored in A, which saves a copy where A is row-major (on one rank: column-major)
         and its layout shares the work evenly.
 
-    The factors are row-major (on one rank column-major, by LAPACK's getrf), in the layout of A, or in square blocks
-    where this layout does not share the work evenly; `report` has the words, which depend on the pivots.  A singular A
-    has factors, too: then `zero_pivot` is not 0, and `lu_solve` raises LinAlgError.
+    The factors are row-major, in the layout of A, or in square blocks where this layout does not share the work evenly;
+    `report` has the words, which depend on the pivots.  On one rank they are column-major, by LAPACK's getrf; up to
+    order 512, on the host, A is moved to one rank, and the factors stay there.  A singular A has factors, too: then
+    `zero_pivot` is not 0, and `lu_solve` raises LinAlgError.
     Rows and columns are not scaled, unlike in `solve`, `inv`, `det` and `cond`: where they are badly scaled and
     multipliers underflow, L cannot hold the multipliers, and small rows are lost.
     On a device, everything runs there, panels by cuSOLVER; only pivots are copied to the host.  DeviceError where
@@ -108,7 +109,7 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     """
     start = perf_counter()
     # row-major, except on one rank: the rows that pivots move are contiguous
-    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, order="C")
+    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, order="C", small=True)
     layout = W.layout_in(W.grid)
     idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
     schedule = LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
@@ -171,8 +172,7 @@ def lu_solve(
         arguments += ["lu_solve", letter, bool(overwrite_b), *operand_description(factors.LU, factors.pivots, B)]
     if has_one_rank(factors.LU) and factors.LU.order == "F":
         by_lapack = partial(local_lapack.solve_factored, pivots=factors.pivots, trans=letter)
-        if (X := solved_on_one_rank(factors.LU, B, overwrite_b, by_lapack)) is not None:
-            return X
+        return solved_on_one_rank(factors.LU, B, overwrite_b, by_lapack)
     both = {"lower": True, "unit_diagonal": True, "trans": letter}, {"lower": False, "trans": letter}
     steps, X = Steps(what=solution(factors.LU, B)), own_copy(B, factors.LU, overwrite_b)
     if letter == "N":

@@ -16,6 +16,7 @@ from pdgemm.errors import DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.instrument.run_report import RunReport
+from pdgemm.instrument.step_reports import Steps
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.device import to_host
@@ -35,6 +36,7 @@ from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced
 from pdgemm.support.agreement import described_elements, together
 
+SMALL = 512  # largest order that LAPACK factors faster on one rank, to which the matrix is moved, than all ranks
 F = TypeVar("F", bound=Callable[..., Any])
 _OPERANDS = ("A", "B", "L")
 # functions that take matrices of integers as they are; the others convert integers to float64
@@ -134,17 +136,25 @@ def operand_description(*operands: Any) -> list[str]:
 def solved_on_one_rank(
     F: DistMatrix, B: Any, overwrite: bool, solve: Callable[[np.ndarray, np.ndarray], object]
 ) -> Any:
-    """Return X of A X = B, by factors F for which `has_one_rank` is true; None if B is on another grid.  Collective.
+    """Return X of A X = B, by factors F for which `has_one_rank` is true, in the layout of B.  Collective.
 
     solve : overwrites a local array of B, in the memory order of F, with X.   overwrite : X may be stored in B.
     """
-    vector, dtype = not isinstance(B, DistMatrix), common_dtype(F, B)
-    if F.dtype != dtype or not (vector or (B.device == F.device and F.grid.base.same_as(B.grid.base))):
-        return None
-    X = column(B, F, dtype) if vector else working_copy(B, 0, True, overwrite, F.order, dtype)[0]
+    steps, dtype, there = Steps(what=solution(F, B)), common_dtype(F, B), F.grid
+    F = in_type(F, dtype)
+    if not isinstance(B, DistMatrix):
+        X = column(B, F, dtype)
+    elif F.layout_in(F.grid).grid == B.layout_in(F.grid).grid:
+        X = working_copy(B, 0, True, overwrite, F.order, dtype)[0]
+    else:
+        X = steps.did(redistribute(B, grid=there, order=F.order, dtype=dtype))
     extents, work = (len(F), X.shape[1], len(F)), partial(solve, F.stored, X.stored)
-    _, X.report = run_on_one_rank("solve", F, extents, work, None, solution(F, B))
-    return X.allgather()[:, 0] if vector else X
+    steps.ran(run_on_one_rank("solve", F, extents, work, None, solution(F, B))[1])
+    if not isinstance(B, DistMatrix):
+        return X.allgather()[:, 0]
+    if X.layout_in(there).grid != B.layout_in(there).grid:
+        X = steps.did(X.redistribute(B if overwrite and B.dtype == dtype else empty_like(B, dtype)))
+    return steps.reported(X)
 
 
 def solution(A: DistMatrix, B: Any) -> str:
@@ -173,6 +183,7 @@ def to_factor(
     overwrite: bool,
     *others: object,
     order: Order | None = None,
+    small: bool = False,
     aligned: bool = False,
     square: bool = False,
     transposed: bool = False,
@@ -180,8 +191,8 @@ def to_factor(
     """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of copying.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
-    others : other arguments that the ranks compare.   order : memory order of the copy, "F" on a grid of one rank,
-        where LAPACK factors A in place; None: that of A.
+    small : the copy of a matrix up to order SMALL is on a grid of one rank, with order "F", which LAPACK factors.
+    others : other arguments that the ranks compare.   order : memory order of the copy; None: that of A.
     aligned : all panels of `block` columns must begin at multiples of `block`, so that each is in one block.
     square : A must be square.   transposed : A^T is returned, or a copy of it.
     """
@@ -193,10 +204,16 @@ def to_factor(
         if aligned:
             starts = [x.start for x in diagonal_panels(A.distribution.rows, A.distribution.cols, block)]
             fits = fits and starts == [*range(0, min(A.shape), block)]
-        if order and A.distribution.grid_shape == (1, 1):
-            order = "F"
+        on_one, small = (
+            A.distribution.grid_shape == (1, 1),
+            small and max(A.shape) <= SMALL and A.device == devices.HOST,
+        )
         arguments += [name, bool(overwrite), *others, *operand_description(A)]
-    return working_copy(A.T if transposed else A, block, fits, overwrite, order)
+    A = A.T if transposed else A
+    if small and not on_one:
+        W = redistribute(A, grid=A.grid.work_grid((1, 1), 1, A.grid.rank_map[:1]), order="F")
+        return W, [W.report] if W.report else []
+    return working_copy(A, block, fits, overwrite, "F" if on_one and order else order)
 
 
 def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:

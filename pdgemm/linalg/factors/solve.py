@@ -84,9 +84,9 @@ def solve(
     a limit, which is 1/10 for a general matrix, as in LAPACK's gesvx, and eps for others.  A and B are not changed, and
     each column of B is scaled by a power of its own.
     `X.report.rcond` is an estimate of 1 / (|A|_1 |A^-1|_1), for the scaled A, by three solves with 4 columns, 24 n^2/P
-    flops: see `inverse_norm` in `pdgemm.linalg.factors.condition`.  All ranks warn with scipy.linalg.LinAlgWarning if
-    rcond is less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`, solve without this
-    estimate, and without scaled rows and columns.
+    flops (see `inverse_norm` in `pdgemm.linalg.factors.condition`), and on one rank by LAPACK.  All ranks warn with
+    scipy.linalg.LinAlgWarning if rcond is less than eps.  `lu_factor` and `lu_solve`, or `cholesky` and `cho_solve`,
+    solve without this estimate, and without scaled rows and columns.
     Raises LinAlgError on all ranks where A is singular, or with "pos" not positive definite; LayoutError, DTypeError,
     DeviceError, ArgumentError or GridError.
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column and the scaled A (Higham, Accuracy and Stability

@@ -356,3 +356,38 @@ def test_overwriting_and_vectors(comm: Any) -> None:
         assert x.dtype == np.float64
         assert relative((b[:, 0] - wide(T) @ x)[:, None], norm(T) * abs(x).sum(), "float64", 60) <= EPS
         assert len(set(comm.allgather(x.tobytes()))) == 1
+
+
+@pytest.mark.parametrize(("block", "dtype", "transposed"), third(pairs((None, 16), DTYPES, (False, True))))
+def test_small_orders_are_solved_by_lapack_on_one_rank(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, block: Any, dtype: str, transposed: bool
+) -> None:
+    """Factors of all ranks' matrices are on one rank, solutions in the layout of B; counted words are as planned."""
+    monkeypatch.setattr("pdgemm.linalg.factors.operands.SMALL", 40)
+    n, m = 40, 3
+    grid = ProcessGrid(comm)
+    for kind in ("gen", "pos"):
+        whole, b = system(kind, n, dtype), rng_matrix(n, m, dtype, seed=1)
+        A, B = (DistMatrix.from_global(x.T.copy() if transposed else x, grid=grid, block=block) for x in (whole, b))
+        A, B = (A.T, B.T) if transposed else (A, B)
+        plan, X = linalg.plan(linalg.solve, A, B, assume_a=kind), linalg.solve(A, B, assume_a=kind)
+        assert X.same_layout(B) and X.report.counted == plan.traffic(comm.rank)
+        assert backward(whole, X.allgather(), b, dtype) <= EPS
+        assert 0.3 < X.report.rcond * np.linalg.cond(whole, 1) < 3
+        if kind == "pos":
+            for lower in (False, True):
+                factor = linalg.cho_factor(A, lower=lower)
+                assert factor[0].distribution.grid_shape == (1, 1)
+                assert backward(whole, linalg.cho_solve(factor, B).allgather(), b, dtype) <= EPS
+                assert backward(whole, linalg.cho_solve(factor, b[:, 0]), b[:, 0], dtype) <= EPS
+            continue
+        factors = linalg.lu_factor(A)
+        assert factors.LU.distribution.grid_shape == (1, 1) and factors.LU.order == "F"
+        for trans, op in (("N", whole), ("T", whole.T), ("C", whole.conj().T)):
+            how: Any = {"trans": trans}
+            assert backward(op, linalg.lu_solve(factors, B, **how).allgather(), b, dtype) <= EPS
+            assert backward(op, linalg.lu_solve(factors, b[:, 0], **how), b[:, 0], dtype) <= EPS
+        singular = DistMatrix.from_global(np.ones((n, n), dtype), grid=grid, block=block)
+        with pytest.raises(LinAlgError, match="singular"):
+            linalg.solve(singular, B)
+    grid.free()
