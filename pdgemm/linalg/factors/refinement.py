@@ -70,7 +70,7 @@ def solved_by_lower_factors(
             usual = A.grid.iterations(STEPS, 2)
             X, corrections = _refined(steps, op(A, trans), by_factors(B), B, limit, by_factors, STEPS, usual)
             how = f"refined {corrections} times"
-        if X is None and rcond > 0 and (method == "gmres" or B.shape[1] <= COLUMNS):
+        if X is None and (rcond > 0 or factors.zero_pivot) and (method == "gmres" or B.shape[1] <= COLUMNS):
             X, rcond, iterations = _by_gmres(steps, A, B, factors, trans, limit, norm, rcond)
             how = f"refined by {iterations} iterations of GMRES"
     if X is None:
@@ -114,7 +114,11 @@ def _by_gmres(
     X is None where GMRES does not converge, or A is nearly singular in double precision.
     rcond : that of the factors.   norm : |A|_1.   Other arguments are those of `_refined`.
     """
-    krylov = _Krylov(steps, A, replace(factors, LU=in_type(factors.LU, A.dtype)))
+    M = in_type(factors.LU, A.dtype)
+    if factors.zero_pivot:  # a pivot that is not zero, within rounding errors of single precision
+        pivots = np.where(M.diagonal() == 0, norm * dtypes.eps(factors.LU.dtype), 0)
+        steps.did(DistMatrix.diag(pivots, grid=M.grid, device=M.device).redistribute(M, beta=1))
+    krylov = _Krylov(steps, A, replace(factors, LU=M, zero_pivot=0))
     start = krylov.by_factors(own_copy(B, A, False), trans)
     X, _ = _refined(steps, op(A, trans), start, B, limit, lambda R: krylov.solved(R, trans), CYCLES, 1)
     iterations = krylov.iterations
