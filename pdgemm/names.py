@@ -33,6 +33,7 @@ QRMode = Literal["reduced", "economic", "r"]
 Norm = Literal["fro", "max", "nuc"] | float  # a matrix norm
 QRMethod = Literal["auto", "cholesky", "householder", "tsqr"]
 LstsqDriver = Literal["gelsd", "gelsy"]
+Refinement = Literal["auto", "gmres"]  # of `solve` by factors in single precision
 Protection = Literal["detect", "repair"]
 Transpose = Literal["N", "T", "C", "n", "t", "c"]  # op(A): A, its transpose, its conjugate transpose
 

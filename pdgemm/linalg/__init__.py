@@ -102,7 +102,7 @@ def plan(
     machine   : as for `pdgemm.plan`.
     iterations : the number of iterations to plan where it depends on elements; by default 6 steps of `polar` (the
         last one by products only), 8 of `svd` with k, of `sqrtm` and of `matrix_sign`, 20 of `eigh` with k, 40 Lanczos
-        steps for a 2-norm, and 2 corrections of `solve` with refine.
+        steps for a 2-norm, and 2 corrections of `solve` with refine, or 4 iterations of GMRES.
 
     The program is a value: `traffic(rank)` returns the words and messages of a rank, as a run counts them; `flops`,
     `seconds` and `extra_bytes(rank)` are its costs; and `simulate()` simulates all messages.  For a matrix in a

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("ranks", "name", "options"),
     [
-        (1, "general", ["--refine"]),
+        (1, "general", ["--precision", "single"]),
         (2, "positive", ["--assume", "pos", "--block", "8", "--trace", "trace.json", "--json"]),
         (1, "upper", ["--assume", "upper triangular", "--block", "7x5"]),
         (1, "lower", ["--assume", "lower triangular"]),

@@ -138,6 +138,7 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
             (L, scipy.linalg.lu(x)[1]),
             (U, scipy.linalg.lu(x)[2]),
             (linalg.solve(A, B, refine=True), np.linalg.solve(x, b)),
+            (linalg.solve(A, B, refine="gmres"), np.linalg.solve(x, b)),
             (linalg.solve(D, B, assume_a="diagonal"), b / np.diag(s)[:, None]),
             (linalg.inv(A), np.linalg.inv(x)),
             (linalg.inv(D, assume_a="diagonal"), np.diag(1 / np.diag(s))),

@@ -260,6 +260,18 @@ def permuted(X: Any, order: np.ndarray) -> Any:
     return X
 
 
+def regular_factors(steps: Steps, A: DistMatrix, overwrite_a: bool) -> LU:
+    """Return the LU factors of A.  Raises LinAlgError on all ranks where A is singular.  Collective.
+
+    steps : records the report of the factorisation.   overwrite_a : as for `lu_factor`.
+    """
+    factors = lu_factor(A, overwrite_a=overwrite_a)
+    steps.did(factors.LU)
+    with together(A.grid.comm):
+        check_regular(factors)
+    return factors
+
+
 def check_regular(factors: LU) -> None:
     """Raise LinAlgError where a pivot is zero.  Local."""
     if factors.zero_pivot:

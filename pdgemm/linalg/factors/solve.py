@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import device_of, run_panels
 from pdgemm.errors import DTypeError, LinAlgError
-from pdgemm.gemm import pdgemm
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.cholesky import cho_solve, cholesky
 from pdgemm.linalg.factors.condition import one_norm, reciprocal, reciprocal_condition, regular
-from pdgemm.linalg.factors.lu import LU, check_regular, lu_factor, lu_solve, own_copy, permuted, rcond_by_lu
+from pdgemm.linalg.factors.lu import LU, lu_solve, own_copy, permuted, rcond_by_lu, regular_factors
 from pdgemm.linalg.factors.operands import (
     check_operand,
     check_right_side,
-    column,
     common_dtype,
     in_type,
     operand_description,
     solution,
 )
 from pdgemm.linalg.factors.rank_k import both_triangles
+from pdgemm.linalg.factors.refinement import LOWER, solved_by_lower_factors
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular
 from pdgemm.linalg.ranges import EQUILIBRATED, RightSide, Scale, in_range, times
-from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
 from pdgemm.local.blas import local_lapack
 from pdgemm.matrix.argument_checks import check_result, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.names import Refinement
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.row_moves import ScalingSchedule
 from pdgemm.support.agreement import together
@@ -46,8 +45,6 @@ STRUCTURES = {
     "diagonal": "diagonal",
 }
 SYMMETRIC = ("sym", "her")  # one triangle is read, and LU factors the whole matrix
-LOWER = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.complex64)}
-STEPS = 30  # the most steps of refinement, as in LAPACK's dsgesv
 
 
 def solve(
@@ -59,7 +56,7 @@ def solve(
     overwrite_b: bool = False,
     assume_a: str = "gen",
     transposed: bool = False,
-    refine: bool = False,
+    refine: bool | Refinement = False,
 ) -> Any:
     """Return X, where A X = B, as scipy.linalg.solve.  Collective over the grid of A.
 
@@ -71,14 +68,20 @@ def solve(
     lower    : with "pos", "sym" and "her", the lower triangle of A is read, otherwise the upper.
     transposed : solve A^T X = B.
     overwrite_a, overwrite_b : factors may be stored in A, and X in B.
-    refine   : factor A, float64 or complex128, in single precision, and refine X in double precision until in each
-        column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  If 30 steps do not reach this
-        bound, if a step does not halve the residual, or if A is singular in single precision up to rounding, A is
-        factored in double precision.  `X.report` says which factors and how many steps gave X.
+    refine   : True or "auto": factor A, float64 or complex128, in single precision, and refine X in double precision
+        until in each column |b - A x| <= sqrt(n) eps |A| |x|, in infinity norms, with eps = 2^-52.  If 30 steps do not
+        reach this bound, if a step does not halve the residual, or if A is singular in single precision up to rounding,
+        corrections of up to 8 columns are computed by GMRES with these factors as its preconditioner, in up to 5 cycles
+        of up to 50 iterations.  If these do not reach the bound, or if A is singular in double precision up to
+        rounding, A is factored in double precision.  "gmres": begin with GMRES, for any number of columns.
+        `X.report` says which way and how many steps gave X.
 
     X has the layout of B; `X.report` is the sum of the reports of the factorisation and the solves.
     Cost per rank on P ranks: 2n^3/(3P) flops, with "pos" half as many, and 2 n^2 m/P; with refine these flops are
-    in single precision, and each step has 4 n^2 m/P flops.  "sym" and "her" send n^2/P words for the other triangle.
+    in single precision, and each step, or iteration of GMRES, has 4 n^2 m/P flops in double precision.  GMRES needs a
+    copy of the factors in double precision, n^2/P words, and n m words on every rank for each iteration of a cycle.  It
+    makes a few iterations, and about one more for each singular value of A below 1e-7 |A|.
+    "sym" and "her" send n^2/P words for the other triangle.
     Badly scaled rows and columns are scaled by powers of two before A is factored, so that no row is lost because its
     multipliers underflow.  Rows (or columns) are badly scaled if the largest elements of two of them have a ratio below
     a limit, which is 1/10 for a general matrix, as in LAPACK's gesvx, and eps for others.  A and B are not changed, and
@@ -92,35 +95,40 @@ def solve(
     Error: (A + E) x = b with |E| <= gamma_3n |L||U|, for each column and the scaled A (Higham, Accuracy and Stability
     of Numerical Algorithms, 2002, 9.4); with "pos" |L||L^H| instead of |L||U| (10.4).  Refinement is that of
     LAPACK's dsgesv: Langou et al., Exploiting the performance of 32 bit floating point arithmetic in obtaining 64 bit
-    accuracy, SC 2006.
+    accuracy, SC 2006; with GMRES: Carson & Higham, Accelerating the solution of linear systems by iterative refinement
+    in three precisions, SIAM J. Sci. Comput. 40(2), 2018.
     """
     with together(communicator(A=A, B=B)) as arguments:
         check_operand("A", A, square=True, panels=True)
         kind = structure(assume_a)
+        method: Any = "auto" * bool(refine)
+        if isinstance(refine, str):
+            method = as_name(refine, "refine", get_args(Refinement))
         check_right_side(A, B)
         for name, x, wanted in (("A", A, overwrite_a), ("B", B, overwrite_b)):
             if wanted and isinstance(x, DistMatrix):
                 other = {"A": A} if name == "B" else {"B": B} if isinstance(B, DistMatrix) else {}
                 check_result(name, x, other)
-        if refine and (kind not in ("gen", *SYMMETRIC) or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
+        if method and (kind not in ("gen", *SYMMETRIC) or common_dtype(A, B) not in LOWER or A.dtype not in LOWER):
             raise DTypeError(
                 "refine=True is for general matrices of float64 or complex128, "
                 f"but A is {A.dtype}, with assume_a {kind!r}"
             )
-        how = bool(lower), bool(transposed), bool(refine), bool(overwrite_a), bool(overwrite_b)
+        how = bool(lower), bool(transposed), method, bool(overwrite_a), bool(overwrite_b)
         arguments += ["solve", kind, how, *operand_description(A, B)]
     steps, dtype = Steps(what=solution(A, B)), common_dtype(A, B)
     if kind in SYMMETRIC:
         A, kind, overwrite_a = _whole(steps, A, kind, lower), "gen", True
     B = in_type(B, dtype) if isinstance(B, DistMatrix) else B.astype(dtype)
-    if refine:
-        return _refined(steps, A, B, bool(transposed), overwrite_a, overwrite_b)
+    if method:
+        return _refined(steps, A, B, method, bool(transposed), overwrite_a, overwrite_b)
     return _solved(steps, A, B, kind, bool(lower), bool(transposed), overwrite_a, overwrite_b)
 
 
 _scaled_back = in_range(
     lambda X, a, b: times(X, Scale(b.rows - a.rows - a.cols, b.cols)), A=EQUILIBRATED, B=RightSide()
 )  # A = 2^a.rows A' 2^a.cols, B = 2^b.rows B' 2^b.cols
+_refined = _scaled_back(solved_by_lower_factors)
 
 
 @_scaled_back
@@ -139,7 +147,7 @@ def _solved(
         rcond = reciprocal_condition(steps, L, norm, by, lapack)
         X = cho_solve(L, B, lower=lower, overwrite_b=overwrite_b)
     elif kind == "gen":
-        factors = _factored(steps, A, overwrite_a)
+        factors = regular_factors(steps, A, overwrite_a)
         rcond = rcond_by_lu(steps, factors, norm)
         X = lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b)
     else:
@@ -191,7 +199,7 @@ def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: b
         Y = steps.did(inv_triangular(L, lower=True))
         X = steps.did(solve_triangular(L, Y, lower=True, trans="C", overwrite_b=True))
     elif kind == "gen":
-        X = inverse_by_lu(steps, _factored(steps, A, overwrite_a))
+        X = inverse_by_lu(steps, regular_factors(steps, A, overwrite_a))
     else:
         diagonal = _regular_diagonal(A)
         if kind == "diagonal":
@@ -221,15 +229,6 @@ def _whole(steps: Steps, A: DistMatrix, kind: str, lower: bool) -> DistMatrix:
     return steps.did(both_triangles(A, "L" if lower else "U", kind == "her"))
 
 
-def _factored(steps: Steps, A: DistMatrix, overwrite_a: bool) -> LU:
-    """Return the LU factors of A.  Raises LinAlgError on all ranks where A is singular.  Collective."""
-    factors = lu_factor(A, overwrite_a=overwrite_a)
-    steps.did(factors.LU)
-    with together(A.grid.comm):
-        check_regular(factors)
-    return factors
-
-
 def _rcond_of_diagonal(A: DistMatrix, diagonal: np.ndarray) -> float:
     sizes = np.abs(diagonal).astype(float)
     return reciprocal(A, sizes.max(initial=0), 1 / sizes.min(initial=np.inf))
@@ -253,50 +252,3 @@ def _over(X: Any, diagonal: np.ndarray) -> Any:
     schedule = ScalingSchedule(X.layout_in(X.grid), 0, RING.name, device=device_of(X))
     _, X.report = run_panels(schedule, lambda task: partial(divide_rows, task, diagonal), {"A": X}, what)
     return X
-
-
-@_scaled_back
-def _refined(steps: Steps, A: DistMatrix, B: Any, transposed: bool, overwrite_a: bool, overwrite_b: bool) -> Any:
-    """Return X as `solve` does, by factors in single precision and refinement; if this fails, in double precision.
-
-    Collective over the grid of A.
-    """
-    trans: Any = "T" if transposed else "N"
-    norm = A.norm(1)  # before factors are stored in A
-    vector, dtype = not isinstance(B, DistMatrix), common_dtype(A, B)
-    B = column(B, A, dtype) if vector else B
-    M, single, ratio, before, number = A.T if trans == "T" else A, LOWER[dtype], np.inf, np.inf, 0
-
-    def corrected(R: DistMatrix) -> DistMatrix:
-        """Return op(A)^-1 R, computed with factors in single precision and stored in double precision."""
-        return in_type(steps.did(lu_solve(factors, in_type(R, single), trans=trans, overwrite_b=R is not B)), dtype)
-
-    with np.errstate(all="ignore"):
-        factors = lu_factor(in_type(A, LOWER[A.dtype]), overwrite_a=True)
-        steps.did(factors.LU)
-        limit = np.sqrt(A.shape[0]) * dtypes.eps(dtype) * M.norm(np.inf)
-        rcond = 0.0 if factors.zero_pivot else rcond_by_lu(steps, factors, norm)
-        # small residuals do not show that X is accurate where A is nearly singular in single precision, or where an
-        # element of X depends only on an element of B that is zero in single precision
-        kept = A.grid.expected(in_type(B, single).vector_norm(0) == B.vector_norm(0), True)
-        X = corrected(B) if rcond >= 10 * dtypes.eps(single) and kept else None
-        while X is not None:
-            R = steps.did(pdgemm(-1, M, X, 1, own_copy(B, A, False)))
-            left, most = (x.vector_norm(np.inf, axis=0) for x in (R, X))
-            ratio = float(np.where(left > 0, left / (limit * most), left).max(initial=0))  # a NaN stays NaN
-            ratio = A.grid.expected(ratio, np.inf if number < A.grid.iterations(STEPS, 2) else 0.0)
-            if not 1 < ratio <= before / 2 or number == STEPS:
-                break
-            X += corrected(R)
-            before, number = ratio, number + 1
-    what = f"{solution(A, B)}, by factors in {LOWER[A.dtype]}"
-    if ratio <= 1:
-        what += f", refined {number} times"
-    else:
-        factors = _factored(steps, A, overwrite_a)
-        rcond = rcond_by_lu(steps, factors, norm)
-        X = steps.did(lu_solve(factors, B, trans=trans, overwrite_b=overwrite_b or vector))
-        what += f", which did not converge in {number} steps, so by factors in {A.dtype}"
-    regular(A, rcond)
-    assert X is not None
-    return X.allgather()[:, 0] if vector else steps.reported(X, what=what, rcond=rcond)

@@ -31,6 +31,7 @@ from pdgemm.tools.cli.job import Job, NoMPIError
 _MODULES = {  # the modules of commands, each with functions of these names; the hyphen is an underscore
     "pdgemm.tools.cli.product_commands": ("generate", "multiply", "einsum", "verify"),
     "pdgemm.tools.cli.linalg_commands": ("solve", "lstsq", "svd", "eigh", "rank", "gram"),
+    "pdgemm.tools.verification.hpl": ("hpl",),
     "pdgemm.tools.cli.plan_commands": ("plan", "simulate", "calibrate"),
     "pdgemm.tools.cli.model_commands": ("model",),
     "pdgemm.tools.cli.scaling": ("scaling",),

@@ -53,7 +53,10 @@ def _command(short_help: str, *own: Callable[[Any], Any], writes: bool = True) -
         "--assume", type=click.Choice(ASSUMED), default="gen", show_default=True,
         help="Structure of A: pos: Hermitian and positive definite, her: Hermitian; the lower triangle is read.",
     ),
-    click.option("--refine", is_flag=True, help="Factor in single precision, and refine X to double precision."),
+    click.option(
+        "--precision", type=click.Choice(("double", "single")), default="double", show_default=True,
+        help="Precision of the factors of a matrix in double precision; single: X is refined to double precision.",
+    ),
 )  # fmt: skip
 def solve() -> None:
     """Solve A X = B by a factorisation of A; --verify checks the structure of A and the backward error."""

@@ -104,16 +104,17 @@ def _check_square(x: Source, name: str) -> None:
         raise LayoutError(f"A must be square for {name}, but it is {x.shape[0]} x {x.shape[1]}")
 
 
-def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume: Any, refine: bool) -> FileResults:
+def _solve(say: Speaker, how: How, x: Source, y: Source, output: Dataset, assume: Any, precision: str) -> FileResults:
     """Solve A X = B, and report the condition of A."""
     _check_square(x, "solve")
     _check_rows(x, y)
     n, m = y.shape
-    squares = {"gen": 2, "her": 3}.get(assume, 1)  # number of n x n matrices: A, factors, messages of a triangle
+    # number of n x n matrices: A, factors, messages of a triangle; factors in both precisions
+    squares = {"gen": 2, "her": 3}.get(assume, 1) + (precision == "single")
     words = (2 + 2 * how.verified) * (squares * n * n + 3 * n * m)
     A, B = _read(say, how, (x, y), {output: n * m}, words)
     with say.progress("solve"):
-        X = linalg.solve(A, B, assume_a=assume, refine=refine, lower=assume in ("pos", "her"))
+        X = linalg.solve(A, B, assume_a=assume, refine=precision == "single", lower=assume in ("pos", "her"))
     say.report("solve", X.report.summary())
     rcond: float = X.report.rcond
     say.note("rcond", [f"rcond {rcond:.1e}, an estimate of 1 / (|A|_1 |A^-1|_1) for the scaled A"], rcond)

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
-from factored import EPS, hilbert, kahan, norm, positive_definite, relative, rng_matrix, wide
+from factored import EPS, kahan, norm, positive_definite, relative, rng_matrix, wide
 from problems import DTYPES, grid_shapes
 from tiers import in_turn, pairs, square_grid, third
 
@@ -121,40 +121,6 @@ def test_factors_solve_again_and_again(comm: Any, kind: str, dtype: str) -> None
                 assert backward(op, X.allgather(), b, dtype) <= EPS
                 assert backward(op, solve(factors, b[:, 1], **options), b[:, 1], dtype) <= EPS
                 assert backward(op, solve(factors, B, overwrite_b=True, **options).allgather(), b, dtype) <= EPS
-
-
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
-def test_refinement(comm: Any, dtype: str) -> None:
-    """In each column |b - A x| <= 10 eps |A||x| in infinity norms; LAPACK's dsgesv requires sqrt(n) eps |A||x|."""
-    given, b = rng_matrix(60, 60, dtype), rng_matrix(60, 6, dtype, seed=1)
-    single = {"float64": "float32", "complex128": "complex64"}[dtype]
-    with ProcessGrid(comm) as grid:
-        A, B = DistMatrix.from_global(given, grid=grid, block=16), DistMatrix.from_global(b, grid=grid, block=(7, 2))
-        for transposed in (False, True):
-            op = given.T if transposed else given
-            X = linalg.solve(A, B, refine=True, transposed=transposed)
-            x, report = X.allgather(), cast("Any", X.report)
-            assert f"by factors in {single}, refined" in report.what  # other types are not refined
-            bound = 10 * abs(op).sum(axis=1).max() * abs(x).max(axis=0) * np.finfo(dtype).eps
-            assert (abs(b - op @ x).max(axis=0) <= bound).all()
-            y = linalg.solve(A, b[:, 0], refine=True, transposed=transposed)
-            assert (abs(b[:, 0] - op @ y).max() <= bound[0]).all()
-        assert np.array_equal(A.allgather(), given) and np.array_equal(B.allgather(), b)
-
-
-@pytest.mark.parametrize("kind", ["hilbert", "large", "singular in single"])
-def test_refinement_that_does_not_converge(comm: Any, kind: str) -> None:
-    given = {"hilbert": hilbert(60, "float64"), "large": 1e60 * rng_matrix(60, 60, "float64")}.get(kind)
-    if given is None:
-        given = np.eye(60) + 0.0
-        given[1, :2], given[0, :2] = (1, 1 + 1e-12), (1, 1)
-    b = rng_matrix(60, 2, "float64")
-    with ProcessGrid(comm) as grid:
-        X = linalg.solve(*(DistMatrix.from_global(x, grid=grid, block=8) for x in (given, b)), refine=True)
-        report: Any = X.report
-        assert "by factors in float32, which did not converge" in report.what
-        assert "so by factors in float64" in report.what
-        assert backward(given, X.allgather(), b, "float64") <= EPS
 
 
 def test_systems_that_cannot_be_solved(comm: Any) -> None:

@@ -30,7 +30,7 @@ PURE = ["errors", "names", "local", "support", "instrument", "schedules", "plann
 PURE_MODULES = [
     "devices.streams", "devices.gpu_binding", "grids.distribution", "grids.index_map", "grids.index_pairs",
     "grids.layout", "grids.rectangles", "grids.shared_heap", "grids.tensor_layout", "grids.grid_shapes",
-    "tools.verification.verify_training",
+    "tools.verification.hpl", "tools.verification.verify_training",
     *(f"tools.profiling.{x}" for x in ("profile", "profile_tables")),
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",
                                  "model_commands", "report_commands", "scaling", "script")),
