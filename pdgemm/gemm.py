@@ -14,6 +14,7 @@ from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.algorithms.plan_workspace import Workspace
 from pdgemm.algorithms.prepared import Prepared, beta_of
 from pdgemm.algorithms.product_options import (
+    Alternative,
     FullProduct,
     Multiplicand,
     Operands,
@@ -160,14 +161,18 @@ def carried_out(
     options: ProductOptions,
     progress: Callable[[int, int], object] | None = None,
     check: bool = True,
+    instead: Callable[[ProductPlan, Operands, Any], Alternative] = lambda plan, operands, alpha: None,
 ) -> DistMatrix:
-    """Compute C := alpha op(A) op(B) + beta C, or only `options.triangle` of C.  Collective over the ranks of A."""
+    """Compute C := alpha op(A) op(B) + beta C, or only `options.triangle` of C.  Collective over the ranks of A.
+
+    instead : returns a product to compute instead of the planned one, or None.
+    """
     start, comm = perf_counter(), communicator(A=A, B=B, C=C)
 
-    def set_up(shared: bool) -> tuple[Operands, Any, Prepared | ProductPlan, int]:
+    def set_up(shared: bool) -> tuple[Operands, Any, Any, int]:
         """Return operands, beta, the product, and what any rank has: 2 `progress`, 1 an unreadable new C.  Collective.
 
-        The product is a `Prepared`; if a program is planned on this grid, it is only a plan, and nothing runs.
+        If a program is planned on this grid, it is only a plan or a schedule, and nothing runs.
         """
         agreement = together(comm, check)
         with agreement as description:
@@ -178,6 +183,9 @@ def carried_out(
             plan, scalars = _planned(operands, alpha, beta, options, shared)
             description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
             description += [options.epilogue.described()] if options.epilogue else []
+            if (other := instead(plan, operands, scalars[0])) is not None:
+                description.append(repr(other[0]))
+                return operands, scalars[1], other[0] if operands.A.grid.draft else other[1](), agreement.flag
             description.append(plan.description)
             agreement.check |= plan.needs_node_memory  # which may be exhausted on some ranks
             workspace = None if operands.A.grid.draft else Workspace(plan, operands.A, operands.B)
@@ -185,7 +193,7 @@ def carried_out(
         return operands, scalars[1], product, agreement.flag
 
     operands, beta, product, most = shared_or_sent(comm, set_up, required=options.mover != AUTO)
-    if isinstance(product, ProductPlan):
+    if operands.A.grid.draft:
         operands.A.grid.draft.add("C", product)
     else:
         product.run(beta, start, progress, agreed=check and most == 2)

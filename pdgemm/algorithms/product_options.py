@@ -36,6 +36,7 @@ from pdgemm.planning.planner import panel_width, panels_ahead
 from pdgemm.planning.problem import Problem, nothing_to_multiply
 from pdgemm.schedules.mover_registry import NCCL, SHARED
 from pdgemm.schedules.products.scales import Scales
+from pdgemm.schedules.schedule import Schedule
 from pdgemm.schedules.staircase import TriangleName
 from pdgemm.support.text import op_name
 
@@ -80,6 +81,10 @@ class ProductOptions:
     def arguments(self) -> dict[str, Any]:
         """The options as arguments of `pdgemm`, which computes all of C and has no `triangle`."""
         return {x.name: getattr(self, x.name) for x in fields(self) if x.name != "triangle"}
+
+
+# a schedule, and the function that allocates its buffers and returns an object with the method `run` of `Prepared`
+Alternative = tuple[Schedule, Callable[[], Any]] | None
 
 
 class OperandScales(NamedTuple):

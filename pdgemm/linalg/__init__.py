@@ -21,6 +21,7 @@ from pdgemm.linalg.factors.operands import takes_arrays
 from pdgemm.linalg.factors.qr import qr
 from pdgemm.linalg.factors.rank_k import gram, her2k, herk, syr2k, syrk
 from pdgemm.linalg.factors.solve import inv, solve
+from pdgemm.linalg.factors.symmetric import hemm, symm
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular, trmm
 from pdgemm.linalg.functions.kronecker import kron, matvec, outer
 from pdgemm.linalg.functions.matrix_functions import expm, matrix_power, newton_schulz, sqrtm
@@ -47,6 +48,7 @@ __all__ = [
     "eigvalsh",
     "expm",
     "gram",
+    "hemm",
     "her2k",
     "herk",
     "householder_qr",
@@ -75,6 +77,7 @@ __all__ = [
     "sqrtm",
     "svd",
     "svdvals",
+    "symm",
     "syr2k",
     "syrk",
     "trmm",

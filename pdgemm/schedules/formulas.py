@@ -73,6 +73,28 @@ def bound_memory_independent(m: int, n: int, k: int, ranks: int) -> float:
     return max(0.0, access - (m * k + k * n + m * n) / ranks)
 
 
+def bound_symmetric(n: int, k: int, ranks: int, terms: int = 1) -> float:
+    """Return the least words that some rank receives for a triangle of A A^H, where each rank holds 1/P of A and C.
+
+    A is n x k, and h = n (n - 1)/2.  The bound is D - (nk + h)/P, where D is
+
+        nk/P + h (n - 1)/n          P <= k/n
+        nk/sqrt(P) + h/P            k/n <= P <= n^2/k^2
+        3/2 (2 h k/P)^(2/3)         n^2/k^2 <= P
+
+    terms : 2 for a triangle of A B^H + B A^H, for which a rank needs the same rows of A and of B: k is replaced by 2k,
+        but 2 h k by 4 h k/sqrt(2).
+    Al Daas, Ballard, Grigori, Kumar & Rouse, SPAA 2023, theorem 1; for two terms arXiv 2409.11304.
+    """
+    half = n * (n - 1) / 2
+    if not half * k:
+        return 0.0
+    pairs = half * k / ranks  # a rank that accesses a words of A and c of C forms at most a sqrt(c/2) of these products
+    rows = max(n * k / ranks, min(n * k / ranks**0.5, (4 * pairs**2 / terms) ** (1 / 3)))
+    sums = half if ranks * n <= terms * k else max(half / ranks, 2 * (pairs / rows) ** 2)
+    return max(0.0, terms * rows + sums - (terms * n * k + half) / ranks)
+
+
 def bound_memory_dependent(m: int, n: int, k: int, ranks: int, memory_words: float) -> float:
     """Return the least words that some rank with a memory of M words receives or sends: 2mnk/(P sqrt(M)) - 2M.
 

@@ -45,6 +45,7 @@ LINALG: dict[str, Callable[..., Any]] = {
     "cond": lambda f, o: f(o.C, 1), "det": lambda f, o: f(o.C),
     "eigh": lambda f, o: f(o.S), "eigvalsh": lambda f, o: f(o.S),
     "expm": lambda f, o: f(o.S * 1e-3), "gram": lambda f, o: f(o.tall), "her2k": lambda f, o: f(1, o.A, o.B),
+    "hemm": lambda f, o: f(1, o.S, o.B), "symm": lambda f, o: f(1, o.S, o.B),
     "herk": lambda f, o: f(1, o.A), "householder_qr": lambda f, o: f(o.A), "inv": lambda f, o: f(o.C),
     "inertia": lambda f, o: f(o.S), "inv_triangular": lambda f, o: f(o.L),
     "kron": lambda f, o: f(o.A, o.tall[:4, :4]), "lstsq": lambda f, o: f(o.tall, o.B),

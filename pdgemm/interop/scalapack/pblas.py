@@ -1,6 +1,6 @@
 """Products, triangular solves and transposes: PBLAS.
 
-p?gemm, p?syrk, p?herk, p?trmm, p?trsm, p?tran, p?tranu, p?tranc.
+p?gemm, p?symm, p?hemm, p?syrk, p?herk, p?syr2k, p?her2k, p?trmm, p?trsm, p?tran, p?tranu, p?tranc.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.gemm import pdgemm as gemm
 from pdgemm.interop.scalapack.argument_lists import Extent, Letter, Scalar, Side, Submatrix, Trans, Uplo
-from pdgemm.linalg.factors.rank_k import herk, syrk
+from pdgemm.linalg.factors.rank_k import her2k, herk, syr2k, syrk
+from pdgemm.linalg.factors.symmetric import hemm, symm
 from pdgemm.linalg.factors.triangular import solve_triangular, trmm
 from pdgemm.matrix.distmatrix import DistMatrix
 
@@ -80,6 +81,49 @@ def p_herk(
     """
     if n:
         herk(alpha, A, beta, C, uplo=uplo, trans=trans)
+
+
+def p_syr2k(
+    uplo: Uplo, trans: Annotated[str, Letter("NTC", if_complex="NT")], n: Extent, k: Extent,
+    alpha: Number, A: Factor, B: Factor, beta: Number, C: Product,
+) -> None:  # fmt: skip
+    """Compute a triangle of sub(C) := alpha X Y^T + alpha Y X^T + beta sub(C).  Collective over the context.
+
+    X is op(sub(A)), and Y is op(sub(B)); both are n x k.
+    Arguments and errors are those of p?syrk; cost and algorithm are those of `pdgemm.linalg.syr2k`.
+    """
+    if n:
+        syr2k(alpha, A, B, beta, C, uplo=uplo, trans="N" if trans == "N" else "T")
+
+
+def p_her2k(
+    uplo: Uplo, trans: Annotated[Literal["N", "C"], Letter("NC")], n: Extent, k: Extent,
+    alpha: Number, A: Factor, B: Factor, beta: Real, C: Product,
+) -> None:  # fmt: skip
+    """Compute a triangle of sub(C) := alpha X Y^H + conj(alpha) Y X^H + beta sub(C).  Collective over the context.
+
+    X is op(sub(A)), and Y is op(sub(B)); both are n x k.   beta : a real number.
+    Arguments and errors are those of p?herk; cost and algorithm are those of `pdgemm.linalg.her2k`.
+    """
+    if n:
+        her2k(alpha, A, B, beta, C, uplo=uplo, trans=trans)
+
+
+def p_symm(
+    routine: str, side: Side, uplo: Uplo, m: Extent, n: Extent, alpha: Number,
+    A: Annotated[DistMatrix, Submatrix("the order of A", "the order of A")],
+    B: Annotated[DistMatrix, Submatrix("m", "n")], beta: Number, C: Result,
+) -> None:  # fmt: skip
+    """Compute sub(C) := alpha S sub(B) + beta sub(C), or alpha sub(B) S + beta sub(C).  Collective over the context.
+
+    S is symmetric for p?symm, and Hermitian for p?hemm; sub(A) has one triangle of it.
+
+    side : "L": S is m x m, to the left of sub(B), which is m x n; "R": S is n x n, to the right.
+    uplo : "U" or "L", the triangle of sub(A) that is used.
+    Other arguments and errors are those of p?gemm; cost and algorithm are those of `pdgemm.linalg.symm`.
+    """
+    if m and n:
+        (hemm if routine.endswith("HEMM") else symm)(alpha, A, B, beta, C, side=side, uplo=uplo)
 
 
 def p_triangular(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from pdgemm.algorithms.product_options import Operands, ProductOptions
+from pdgemm.algorithms.product_options import Alternative, Operands, ProductOptions
+from pdgemm.algorithms.products.triangle_run import TriangleRun
 from pdgemm.algorithms.redistribution import redistribute
 from pdgemm.devices.streams import recorder_of
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
@@ -18,7 +20,7 @@ from pdgemm.grids.layout import Order
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
-from pdgemm.local.arrays.arguments import as_name, op_letter
+from pdgemm.local.arrays.arguments import as_name, as_optional, op_letter
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.matrix.argument_checks import (
     as_scalar,
@@ -35,20 +37,26 @@ from pdgemm.matrix.local_arrays import new_array
 from pdgemm.matrix.matrix_base import on_diagonal
 from pdgemm.names import AlgorithmName, MoverName
 from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.planner import TIE
 from pdgemm.planning.product_layouts import triangle_block
+from pdgemm.planning.product_plan import ProductPlan
+from pdgemm.planning.program import stage_seconds
+from pdgemm.schedules.products.triangle_blocks import TriangleBlocks, planned_blocks, triangle_shape
 from pdgemm.schedules.staircase import Staircase, TriangleName
 from pdgemm.support.agreement import together
 from pdgemm.support.text import op_name
 from pdgemm.transport.store import store
 
 Uplo = Literal["L", "U"]
+TRIANGLE = TriangleBlocks.algorithm
+MOST_RANKS = 128  # with more ranks, triangle blocks are not compared: counting all messages takes seconds
 EVEN = 1.1  # limit of largest share / mean share of a triangle, up to which the shares of ranks count as even
 
 
 class RankOptions(TypedDict, total=False):
     """The options of `pdgemm` that the functions of this module take for their products."""
 
-    algorithm: AlgorithmName
+    algorithm: AlgorithmName | Literal["triangle"]
     shape: tuple[int, int] | None
     layers: int | None
     lookahead: int | None
@@ -81,17 +89,19 @@ def herk(
         transposed view, on the grid of the viewed matrix).
     uplo  : "L" or "U", the triangle that is computed, with the diagonal.
     trans : "N" op(A) = A, "C" op(A) = A^H.
-    options : algorithm ("summa", "cannon", "2.5d", "inner", "row", "column" or "auto"), shape, layers, lookahead,
-        panel_width, memory_limit, mover, machine, progress and check, as for `pdgemm`.
+    options : algorithm ("summa", "cannon", "2.5d", "inner", "row", "column", "triangle" or "auto"), shape, layers,
+        lookahead, panel_width, memory_limit, mover, machine, progress and check, as for `pdgemm`.  "triangle", triangle
+        blocks (`docs/algorithms.md`), is for the host, and takes layers, machine, progress and check.
 
     Returns C; `C.report` is the report of the product.
 
     Cost per rank on Pr x Pc = P ranks: n^2 k/P flops, half the flops of a product; at most nk (1/Pr + 1/Pc) words in;
-    "inner" sends half of C's words, n^2/2.  With fewer than 16 blocks of C per grid row and column the work is uneven.
+    "inner" sends half of C's words, n^2/2; "triangle" with L layers and P = L c (c + 1) receives nk/(L c) words of A,
+    and L n^2/(2P) of C.  With fewer than 16 blocks of C per grid row and column the work is uneven.
     Raises LayoutError, DTypeError, ArgumentError and the errors of `pdgemm`, the same on every rank.
     Error: |C - C^| <= gamma_k |alpha||A||A|^H (Higham 2002, 3.5).
     """
-    return _rank_k(alpha, A, A, beta, C, uplo, trans, options, hermitian=True, real=("alpha", "beta"))
+    return _rank_k(alpha, A, A, beta, C, uplo, trans, options, hermitian=True, real=("alpha", "beta"))[0]
 
 
 def syrk(
@@ -110,7 +120,7 @@ def syrk(
     trans : "N" op(A) = A, "T" op(A) = A^T.
     Other arguments, cost, errors and result are those of `herk`; the diagonal of C may be complex.
     """
-    return _rank_k(alpha, A, A, beta, C, uplo, trans, options, hermitian=False)
+    return _rank_k(alpha, A, A, beta, C, uplo, trans, options, hermitian=False)[0]
 
 
 def her2k(
@@ -131,10 +141,7 @@ def her2k(
     Other arguments, errors and the result are those of `herk`; the cost is twice as much, and `C.report` is the sum of
     the reports of two products, with an inner dimension of 2k.
     """
-    steps = Steps()
-    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=True, real=("beta",)))
-    C = steps.did(_rank_k(np.conj(alpha), B, A, 1, C, uplo, trans, options, hermitian=True))
-    return steps.reported(C, mnk=_of_both(A, trans))
+    return _rank_2k(alpha, np.conj(alpha), A, B, beta, C, uplo, trans, options, hermitian=True)
 
 
 def syr2k(
@@ -153,16 +160,25 @@ def syr2k(
     alpha, beta : numbers of C's type.
     Other arguments, cost, errors and result are those of `her2k`, with trans "N" or "T"; C's diagonal may be complex.
     """
-    steps = Steps()
-    C = steps.did(_rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian=False))
-    C = steps.did(_rank_k(alpha, B, A, 1, C, uplo, trans, options, hermitian=False))
-    return steps.reported(C, mnk=_of_both(A, trans))
+    return _rank_2k(alpha, alpha, A, B, beta, C, uplo, trans, options, hermitian=False)
 
 
-def _of_both(A: DistMatrix, trans: str) -> tuple[int, int, int]:
-    """Return the extents m, n and k of the product [A B] [B A]^H = A B^H + B A^H."""
+def _rank_2k(
+    alpha: complex, other: complex, A: DistMatrix, B: DistMatrix, beta: complex, C: DistMatrix | None, uplo: str,
+    trans: str, options: RankOptions, hermitian: bool,
+) -> DistMatrix:  # fmt: skip
+    """Compute one triangle of C := alpha op(A) op(B)^H + other op(B) op(A)^H + beta C, or with transposes.
+
+    Both terms are computed by triangle blocks, or one after the other.
+    """
+    steps, real = Steps(), ("beta",) * hermitian
+    C, both = _rank_k(alpha, A, B, beta, C, uplo, trans, options, hermitian, real, terms=2)
+    if both:
+        return C
+    steps.did(C)
+    steps.did(_rank_k(other, B, A, 1, C, uplo, trans, options, hermitian)[0])
     n, k = A.shape if trans in ("N", "n") else A.shape[::-1]
-    return n, n, 2 * k
+    return steps.reported(C, mnk=(n, n, 2 * k))  # [A B] [B A]^H = A B^H + B A^H
 
 
 def gram(A: DistMatrix, *, uplo: Literal["full", "L", "U"] = "full", **options: Unpack[RankOptions]) -> DistMatrix:
@@ -211,10 +227,13 @@ def _rank_k(
     options: RankOptions,
     hermitian: bool,
     real: tuple[str, ...] = (),
-) -> DistMatrix:
+    terms: int = 1,
+) -> tuple[DistMatrix, bool]:
     """Compute one triangle of C := alpha op(A) op(B)^H + beta C, or with op(B)^T if not `hermitian`.  Collective.
 
     real : names of the scalars that must be real.
+    terms : 2 if conj(alpha) op(B) op(A)^H, or alpha op(B) op(A)^T, will be added to C.
+    Returns C, and whether it was computed by triangle blocks, which add both terms.
     """
     arguments = dict[str, Any](options)
     progress, check = arguments.pop("progress", None), arguments.pop("check", True)
@@ -222,10 +241,50 @@ def _rank_k(
     known = ProductOptions(**{name: value for name, value in arguments.items() if name not in unknown})
     form = RankUpdate(uplo, trans, hermitian, real, (*unknown,), known.protect)
     of_a_triangle = replace(known, protect=None, triangle=uplo)  # type: ignore[arg-type]  # `operands` checks it
-    result = carried_out(form, alpha, A, B, beta, C, of_a_triangle, progress, check)
+    instead = TriangleChoice(known, hermitian, terms)
+    if known.algorithm == TRIANGLE:
+        of_a_triangle = ProductOptions(machine=known.machine, triangle=uplo)  # type: ignore[arg-type]
+    result = carried_out(form, alpha, A, B, beta, C, of_a_triangle, progress, check, instead)
     if hermitian:
         make_diagonal_real(result)
-    return result
+    return result, instead.chosen
+
+
+@dataclass
+class TriangleChoice:
+    """The choice between a planned product and triangle blocks, which is the same on all ranks.
+
+    options : those of the caller.   hermitian, terms : as for `_rank_k`.
+    chosen : whether triangle blocks were chosen.
+    """
+
+    options: ProductOptions
+    hermitian: bool
+    terms: int
+    chosen: bool = False
+
+    def __call__(self, plan: ProductPlan, operands: Operands, alpha: Any) -> Alternative:
+        """Return triangle blocks if the caller requests them or they take less time, else None.  Local."""
+        (n, _, k), size, problem, x = plan.mnk, plan.problem.size, plan.problem, self.options
+        required, layers = x.algorithm == TRIANGLE, as_optional(x.layers, "layers", 1)
+        free = ("machine", *("algorithm", "layers") * required)
+        refused = [y.name for y in fields(x) if y.name not in free and getattr(x, y.name) != y.default]
+        refused += ["matrices on a device"] * bool(problem.device) + [f"layers={layers}"] * ((layers or 1) > size)
+        if required and refused:
+            takes = f"layers <= {size}, machine, progress and check, but not {', '.join(refused)}"
+            raise ArgumentError(f'algorithm "triangle" takes {takes}')
+        in_place = problem.shared and not problem.nodes  # panels are read without copies: fewer words save nothing
+        if not n * k or alpha == 0 or not (required or (not refused and not in_place and 1 < size <= MOST_RANKS)):
+            return None
+        second = [("B", operands.B.H if self.hermitian else operands.B.T)] * (self.terms - 1)
+        sources = dict([("A", operands.A), *second])
+        layouts = {name: x.layout_in(operands.A.grid) for name, x in (sources | {"C": operands.C}).items()}
+        shape = triangle_shape(n, k, size, self.terms, layers)
+        schedule: TriangleBlocks = planned_blocks(*map(layouts.get, "ABC"), (*range(size),), problem.triangle, *shape)
+        if not required and stage_seconds(schedule, problem.machine, size) * TIE > self.terms * plan.seconds:
+            return None
+        self.chosen = True
+        return schedule, partial(TriangleRun, schedule, alpha, sources, operands, self.hermitian, problem.machine)
 
 
 class RankUpdate(NamedTuple):

@@ -12,9 +12,12 @@ from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.index_map import IndexMap, index_maps
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.grids.rectangles import Rectangle
+from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.exchanges.block_messages import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution
 from pdgemm.schedules.exchanges.node_messages import WordsOf
+from pdgemm.schedules.rounds import grid_of
+from pdgemm.support.remembered import remembered
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class RectangleExchange(Redistribution):
 
     rectangles : the rectangles of each rank, each in a separate array.
     inward     : True: from the rectangles, which do not overlap, into the layout; False: from the layout into them.
+    combines   : elements are added to those of the result, or only some of them are assigned.
     in_order   : memory order of the arrays that are written.
     device, staged, nodes : as in `Exchange`.
     """
@@ -35,6 +39,7 @@ class RectangleExchange(Redistribution):
     device: str = ""
     staged: bool = False
     nodes: tuple[int, ...] = ()
+    combines: bool = False
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -42,7 +47,7 @@ class RectangleExchange(Redistribution):
 
     @property
     def copies_only(self) -> bool:  # type: ignore[override]
-        return not self.conjugates
+        return not self.conjugates and not self.combines
 
     @property
     def order(self) -> Order:
@@ -66,7 +71,7 @@ class RectangleExchange(Redistribution):
         held = [x for of_rank in self.rectangles for x in of_rank]
         owner = np.repeat(np.arange(self.size), [len(of_rank) for of_rank in self.rectangles])
         down, across = self.layout.distribution.rows, self.layout.distribution.cols
-        return owner, _counts(down, [x.rows for x in held]), _counts(across, [x.cols for x in held])
+        return owner, common_counts(down, [x.rows for x in held]), common_counts(across, [x.cols for x in held])
 
     @property
     def words_of(self) -> tuple[WordsOf, WordsOf]:
@@ -95,6 +100,25 @@ class RectangleExchange(Redistribution):
         (owner, rows, cols), (i, j) = self._common, self.layout.coords(rank)
         own = owner == rank
         return int((rows[own, i] * cols[own, j]).sum()) if i >= 0 else 0
+
+    def blocks_sent(self) -> tuple[np.ndarray, ...]:
+        owner, rows, cols = self._common
+        x, i, j = np.nonzero((rows[:, :, None] > 0) & (cols[:, None, :] > 0))
+        ends = owner[x], grid_of(self.layout)[i, j]
+        sent = ends[0] != ends[1]
+        return tuple(y[sent] for y in (*ends[:: 1 if self.inward else -1], rows[x, i], cols[x, j]))
+
+    @remembered
+    def traffic(self, rank: int) -> Traffic:
+        """Return, by formula, the words and messages that `rank` sends and receives."""
+        if self.by_nodes:
+            return self.by_nodes.traffic(rank)
+        (owner, rows, cols), (i, j) = self._common, self.layout.coords(rank)
+        held = np.stack(np.broadcast_arrays(rows[owner == rank][:, :, None], cols[owner == rank][:, None, :]))
+        held[:, :, i, j] *= i < 0  # what stays on the rank
+        ways = self.counted(*held), self.counted(rows[:, i] * ((owner != rank) & (i >= 0)), cols[:, j])
+        sent, received = ways if self.inward else ways[::-1]
+        return Traffic(sent[0], received[0], sent[1], received[1])
 
     def blocks(self, rank: int, form: Callable[[IndexMap], IndexMap], by_target: bool) -> Iterator[Block]:
         blocks = self._of_layout(rank) if self.inward == by_target else self._of_rectangles(rank)
@@ -144,19 +168,21 @@ class RectangleExchange(Redistribution):
         return repr(self)
 
 
-def _counts(dim: BlockCyclic, ranges: list[tuple[int, int]]) -> np.ndarray:
+def common_counts(dim: BlockCyclic, ranges: list[tuple[int, int]]) -> np.ndarray:
     """Return the number of indices of each range (a row) in each part of a dimension (a column)."""
-    windows = [dim.window(*ends) for ends in ranges]
-    return np.array([[x.count(part) for part in range(dim.parts)] for x in windows], np.int64).reshape(-1, dim.parts)
+    windows = {ends: dim.window(*ends) for ends in ranges}  # many rectangles may have the same rows
+    counts = {ends: [x.count(part) for part in range(dim.parts)] for ends, x in windows.items()}
+    return np.array([counts[ends] for ends in ranges], np.int64).reshape(-1, dim.parts)
 
 
 def plan_rectangles(
     rectangles: tuple[tuple[Rectangle, ...], ...], layout: Layout, inward: bool, order: Order, device: str = "",
-    staged: bool = False,
+    staged: bool = False, combines: bool = False,
 ) -> RectangleExchange:  # fmt: skip
     """Return an exchange whose messages fit in cache; on a device they are larger, because each one costs launches."""
     rows, cols = layout.distribution.rows.largest, layout.distribution.cols.largest
     shapes = [x.shape for held in rectangles for x in held]
     largest = max((min(rows, r) * min(cols, c) for r, c in shapes), default=0)
     most = (DEVICE_BYTES if device else PACKED_BYTES) // layout.dtype.itemsize
-    return RectangleExchange(rectangles, layout, inward, order, max(1, min(most, largest)), device, staged)
+    words = max(1, min(most, largest))
+    return RectangleExchange(rectangles, layout, inward, order, words, device, staged, combines=combines)

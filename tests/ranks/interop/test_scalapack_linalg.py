@@ -81,6 +81,48 @@ def test_one_triangle_of_a_product(comm: Any, contexts: list[int], name: str) ->
         assert A.local.tobytes() == A.before.tobytes()
 
 
+@pytest.mark.parametrize("name", ["pdsyr2k", "pcsyr2k", "pzher2k"])
+def test_one_triangle_of_two_products(comm: Any, contexts: list[int], name: str) -> None:
+    """As SciPy's BLAS, to 32 eps (|alpha| (|A| |B| + |B| |A|) + |beta| |C|); the other triangle is unchanged."""
+    char, rng, other = LETTERS[name[1]], np.random.default_rng(4), "C" if "her" in name else "T"
+    blas = scipy.linalg.blas.get_blas_funcs(name[2:], dtype=char)
+    for uplo, trans, (n, k, beta) in itertools.product("LU", ("N", other), ((21, 13, 3), (5, 18, 0))):
+        shape, alpha = (n, k) if trans == "N" else (k, n), 2 - 1j if char in "FD" else 2
+        given, inside, values = random((n, n), char, 7), triangle(n, uplo), [random(shape, char, x) for x in (n, k)]
+        A, _, a = placed(values[0], np.nan, contexts, rng)
+        B, _, b = placed(values[1], np.nan, contexts, rng)
+        C, there, c = placed(np.where(inside, given if beta else np.nan, 7).astype(char), 7, contexts, rng)
+        getattr(scalapack, name)(uplo, trans, n, k, alpha, *a, *b, beta, *c)
+        expected = blas(alpha, *values, beta=beta, c=given, trans="NTC".index(trans), lower=uplo == "L")
+        x, y = (abs(op(value, trans)) for value in values)
+        scale = abs(alpha) * (x @ y.T + y @ x.T) + abs(beta) * abs(given)
+        difference = abs(gathered(comm, C, there) - expected)
+        assert (difference <= 32 * np.finfo(char).eps * scale)[inside].all(), (uplo, trans, n, k)
+        assert_unchanged(C, there, inside)
+        assert all(x.local.tobytes() == x.before.tobytes() for x in (A, B))
+
+
+@pytest.mark.parametrize("name", ["pssymm", "pzsymm", "pchemm"])
+def test_products_with_one_triangle(comm: Any, contexts: list[int], name: str) -> None:
+    """As SciPy's BLAS, to 32 eps (|alpha| |A| |B| + |beta| |C|); the other triangle of A, and C for beta 0, are NaN."""
+    char, rng = LETTERS[name[1]], np.random.default_rng(4)
+    blas = scipy.linalg.blas.get_blas_funcs(name[2:], dtype=char)
+    for side, uplo, (m, n, beta) in itertools.product("LR", "LU", ((21, 13, 3), (5, 18, 0))):
+        order, alpha = m if side == "L" else n, 2 - 1j if char in "FD" else 2
+        stored, values, given = random((order, order), char, 7), random((m, n), char, 1), random((m, n), char, 2)
+        A, _, a = placed(np.where(triangle(order, uplo), stored, np.nan).astype(char), np.nan, contexts, rng)
+        B, _, b = placed(values, np.nan, contexts, rng)
+        C, there, c = placed(given if beta else np.full_like(given, np.nan), 7, contexts, rng)
+        getattr(scalapack, name)(side, uplo, m, n, alpha, *a, *b, beta, *c)
+        expected = blas(alpha, stored, values, beta=beta, c=given, side=side == "R", lower=uplo == "L")
+        half = np.where(triangle(order, uplo), abs(stored), 0)
+        size = half + half.T
+        scale = abs(alpha) * (size @ abs(values) if side == "L" else abs(values) @ size) + abs(beta) * abs(given)
+        assert (abs(gathered(comm, C, there) - expected) <= 32 * np.finfo(char).eps * scale).all(), (side, uplo, m, n)
+        assert_unchanged(C, there)
+        assert all(x.local.tobytes() == x.before.tobytes() for x in (A, B))
+
+
 @pytest.mark.parametrize("letter", ON_RANKS)
 def test_cholesky(comm: Any, contexts: list[int], letter: str) -> None:
     """|A - L L^H| <= 3 n eps |A|, |A X - B| <= 3 n eps |A| |X|, as SLATE's tests.  Only one triangle is used."""
@@ -321,14 +363,20 @@ def test_where_alpha_is_0_nothing_is_read(comm: Any, contexts: list[int]) -> Non
 
 def test_illegal_arguments_of_solves(comm: Any, contexts: list[int]) -> None:
     """INFO numbers the arguments as ScaLAPACK does; an empty system leaves everything unchanged."""
-    A, B = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2))
-    a, b = (A.local, 1, 2, A.desc), (B.local, 2, 1, B.desc)
+    A, B, D = (Global(random((12, 12), "d", s), contexts[0], (3, 2)) for s in (1, 2, 3))
+    a, b, d = (A.local, 1, 2, A.desc), (B.local, 2, 1, B.desc), (D.local, 1, 1, D.desc)
     for function, good, wrong in (
         (scalapack.pdtrsm, ["L", "U", "N", "N", 6, 5, 1.0, *a, *b], {
             1: "X", 2: "N", 3: "L", 4: 1, 5: -1, 6: 2.5, 7: 1j, 8: None, 9: 8, 10: 0, 11: 7, 12: A.local, 13: 8, 14: 9,
         }),
         (scalapack.pdsyrk, ["L", "N", 6, 5, 1.0, *a, 0.0, *b], {
             1: "X", 2: "X", 3: -1, 4: -1, 5: "a", 6: [1], 7: 8, 8: 9, 9: 1, 10: 1j, 11: A.local, 12: 8, 13: 8, 14: [0],
+        }),
+        (scalapack.pdsyr2k, ["L", "N", 6, 5, 1.0, *a, *b, 0.0, *d], {
+            1: "X", 2: "X", 3: -1, 4: -1, 5: "a", 6: [1], 7: 8, 10: [1], 13: 9, 14: 1j, 15: B.local, 18: [0],
+        }),
+        (scalapack.pdsymm, ["R", "L", 6, 5, 1.0, *a, *b, 0.0, *d], {
+            1: "X", 2: "X", 3: -1, 4: -1, 5: "a", 6: [1], 7: 9, 10: [1], 13: 9, 14: 1j, 15: B.local, 18: [0],
         }),
         (scalapack.pdtrmm, ["R", "L", "T", "U", 6, 5, 1.0, *a, *b], {2: "", 5: -1, 9: 9, 15: [1]}),
         (scalapack.pdpotrf, ["L", 6, *a], {1: "X", 2: -1, 3: [1.0], 4: 8, 5: 8, 6: A.desc[:8]}),
