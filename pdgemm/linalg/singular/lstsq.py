@@ -64,7 +64,7 @@ def lstsq(
     "gelsy": that of `qr` with pivoting, without Q, 4(mk + nr)p/P flops for rank r, and 4nr^2/P more if r < n; the ranks
     share all factors.
     Error: each column of X is the exact solution for A + E, |E| <= c(m, n) eps |A| (Higham 2002, 20.3), with "gelsy"
-    c(m, n) (eps + rcond) |A|.
+    c(m, n) (eps + rcond) |A|, except for matrices such as Kahan's, whose rank pivots do not show (as in LAPACK).
     Raises LayoutError, DTypeError, DeviceError, ArgumentError, or LinAlgError where A has NaN or infinite elements; on
     all ranks.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.

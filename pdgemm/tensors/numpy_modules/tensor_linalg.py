@@ -14,13 +14,14 @@ import numpy as np
 
 import pdgemm
 from pdgemm import linalg
-from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.errors import ArgumentError, LayoutError, LinAlgError
+from pdgemm.linalg.work import Work
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
+from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.indexing import tensor_copies
 from pdgemm.tensors.tensor_base import Axis, TensorBase
 from pdgemm.tensors.tensor_joins import concatenate
-from pdgemm.tensors.tensor_moves import in_layout
 
 
 class EigResult(NamedTuple):
@@ -60,7 +61,7 @@ def _by_rank(function: Callable[..., Any], *operands: Any, cores: Sequence[int] 
     cores    : the number of an item's axes, for each operand.
 
     The axes of the stack are divided as those of a tensor of items.  Words: those of one exchange for each operand of
-    another layout.  An exception on a rank is raised on all ranks.
+    another layout, which are in the report of a result.  An exception on a rank is raised on all ranks.
     """
     like = operands[0]
     items = [x.shape[x.ndim - core :] for x, core in zip(operands, cores)]
@@ -73,19 +74,21 @@ def _by_rank(function: Callable[..., Any], *operands: Any, cores: Sequence[int] 
     def wide(item: Sequence[int]) -> Any:
         return layout.expanded(range(len(stack), len(stack) + len(item)), item)
 
-    moved = [
-        in_layout(tensor_copies.broadcast_to(x, (*stack, *item)), wide(item), name="stack")
-        for x, item in zip(operands, items)
-    ]
-    results: tuple[Any, ...] = ()
+    work, results = Work("stack"), tuple[Any, ...]()
+    moved = [type(like)(as_operand(x, wide(item), like, work), wide(item)) for x, item in zip(operands, items)]
     with together(like.grid.comm):
         coords = like.grid.base.reshaped(layout.grid_shape, layout.rank_map).coords
         if min(coords) >= 0:
-            results = _as_tuple(function(*(x.local for x in moved)))
-    return tuple(
-        like.with_elements(wide(x.shape[1:]), x.dtype, lambda at=at: results[at])._result()
-        for at, x in enumerate(samples)
-    )
+            try:
+                results = _as_tuple(function(*(x.local for x in moved)))
+            except np.linalg.LinAlgError as error:
+                raise LinAlgError(f"{error}, in a stack of shape {(*stack, *items[0])} on a {like.grid} grid") from None
+    tensors = [
+        like.with_elements(wide(x.shape[1:]), x.dtype, lambda at=at: results[at]) for at, x in enumerate(samples)
+    ]
+    for x in () if work.empty else tensors:
+        work.reported(x.unfolding, 0)
+    return tuple(x._result() for x in tensors)
 
 
 def _as_tuple(x: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from factored import EPS, positive_definite, relative, rng_matrix
+from lapack_matrices import SYMMETRIC, glued_wilkinson, symmetric
 from problems import grid_shapes
 from tiers import every_grid, everything, in_turn
 
@@ -35,24 +36,18 @@ def with_values(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def kinds(n: int, dtype: str) -> dict[str, np.ndarray]:
-    """Return the test matrices of LAPACK's dchkst, and other difficult matrices."""
-    signs, real = np.where(np.arange(n) % 2, -1.0, 1.0), np.finfo(dtype)
-    even, eps = np.linspace(1, real.eps, n), float(real.eps)
-    geometric, cluster = np.logspace(0, np.log10(eps), n), np.r_[1.0, np.full(n - 1, eps)]
-    general = rng_matrix(n, n, dtype)
+    """Return zero, the matrices of LAPACK's dchkst that are not diagonal, and other difficult matrices."""
+    real, general = np.finfo(dtype), rng_matrix(n, n, dtype)
     general = general + general.conj().T
     wilkinson = np.diag(np.abs(np.arange(n) - (n - 1) / 2)) + np.diag(np.ones(n - 1), 1) + np.diag(np.ones(n - 1), -1)
     laplace = 2 * np.eye(n) - np.diag(np.ones(n - 1), 1) - np.diag(np.ones(n - 1), -1)
-    scales = np.logspace(0, np.log10(eps), n)
-    return {
-        "zero": np.zeros((n, n)), "identity": np.eye(n), "diagonal": np.diag(even * signs),
-        "even": with_values(even * signs, dtype), "geometric": with_values(geometric * signs, dtype),
-        "clustered": with_values(cluster * signs, dtype), "definite": with_values(even, dtype),
-        "repeated": with_values(np.repeat([1.0, -2.0, 3.0], -(-n // 3))[:n], dtype), "general": general,
-        "graded": general * scales * scales[:, None], "large": general * np.sqrt(float(real.max)) / n,
-        "small": general * np.sqrt(float(real.tiny)),
+    scales = np.logspace(0, np.log10(float(real.eps)), n)
+    return {f"type {number}": symmetric(number, n, dtype) for number in (1, *SYMMETRIC[7:])} | {
+        "repeated": with_values(np.repeat([1.0, -2.0, 3.0], -(-n // 3))[:n], dtype),
+        "graded": general * scales * scales[:, None],
         "overflowing": general / np.linalg.norm(general, 2) * (0.9 * float(real.max)),
-        "wilkinson": wilkinson, "laplace": laplace, "hilbert": scipy.linalg.hilbert(n), "rank one": np.ones((n, n)),
+        "wilkinson": wilkinson, "glued": glued_wilkinson(n, dtype), "laplace": laplace,
+        "hilbert": scipy.linalg.hilbert(n), "rank one": np.ones((n, n)),
     }  # fmt: skip
 
 
@@ -76,14 +71,16 @@ def check(a: np.ndarray, w: np.ndarray, V: Any, part: slice = slice(None)) -> No
 def test_all_pairs(comm: Any, dtype: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of matrix, on each grid in turn, in any layout; counted words equal the formulas.
 
-    On several ranks each type has a quarter of the kinds.
+    On 2 and on 4 ranks each type has an eighth of the kinds.
     """
     monkeypatch.setattr("pdgemm.linalg.eigen.eigh.LARGE", 36 if stages == 1 else 7)
     shapes, few = grid_shapes(comm.size), comm.size > 1 and not everything()
     for shape in shapes:
         with ProcessGrid(comm, shape) as grid:
             for turn, (name, x) in enumerate(kinds(35, dtype).items()):
-                if turn % len(shapes) != shapes.index(shape) or (few and turn % 4 != TYPES.index(dtype)):
+                if turn % len(shapes) != shapes.index(shape) or (
+                    few and turn % 8 != TYPES.index(dtype) + comm.size // 4 * 4
+                ):
                     continue
                 a, block = np.asarray(x, dtype), [(5, 3), None, 8][turn % 3]
                 lower = turn % 2 == 0

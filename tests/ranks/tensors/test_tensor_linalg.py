@@ -15,6 +15,7 @@ from drawn_tensors import tensor_of
 import pdgemm.array_api as xp
 from pdgemm import DistTensor
 from pdgemm.errors import ArgumentError, LayoutError
+from pdgemm.grids.tensor_layout import TensorLayout
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 SQUARE = ((4, 4), (3, 4, 4), (2, 0, 4, 4), (0, 0), (2, 0, 0), (2, 3, 1, 1))
@@ -82,7 +83,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any, bool]] = {  # a function, 
 def test_functions_of_matrices(grids: list[Any], name: str) -> None:
     (function, shapes, hermitian), draw = FUNCTIONS[name], random.Random(1)
     for at, shape in enumerate(shapes):
-        dtype = ("float64", "complex128", "float32")[at % 3]
+        dtype = ("float64", "complex128", "float32", "complex64")[(at + len(name)) % 4]
         x = draw_array(shape, dtype, hermitian)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -98,7 +99,9 @@ def test_functions_of_matrices(grids: list[Any], name: str) -> None:
         for y, z in pairs:
             assert np.shape(y) == np.shape(z), (name, shape)
             assert np.asarray(y).dtype == np.asarray(z).dtype or name in ("matrix_rank", "eig"), (name, shape)
-            assert np.allclose(y, z, 1e-3, 1e-3) if dtype == "float32" else np.allclose(y, z, 1e-8, 1e-8), (name, shape)
+            assert (
+                np.allclose(y, z, 1e-3, 1e-3) if dtype in ("float32", "complex64") else np.allclose(y, z, 1e-8, 1e-8)
+            ), (name, shape)
 
 
 def test_operands_of_two_functions_are_broadcast(grids: list[Any]) -> None:
@@ -119,6 +122,29 @@ def test_operands_of_two_functions_are_broadcast(grids: list[Any]) -> None:
         assert np.array_equal(outer.allgather(), np.outer(u, w))
 
 
+def test_words_of_stacks_are_those_of_moves(grids: list[Any]) -> None:
+    """Of matrices that are whole on the ranks nothing is sent; others move once, also where they are broadcast."""
+    for grid in grids:
+        r, inside = len(grid.members), min(grid.coords) >= 0
+
+        def placed(x: np.ndarray, rows: tuple[int, ...], cols: tuple[int, ...], r: int = r, grid: Any = grid) -> Any:
+            layout = TensorLayout.even(x.shape, rows, cols, (r, 1), grid.members)
+            return DistTensor.from_global(x, grid=grid, layout=layout)
+
+        x, b = draw_array((2 * r, 3, 6 * r), "float64"), draw_array((3, 3), "complex64")
+        for X, words in ((placed(x, (0,), (1, 2)), 0), (placed(x, (2,), (0, 1)), 36 * (r - 1))):
+            for result in (*np.linalg.qr(X), *np.linalg.svd(X, full_matrices=False), np.linalg.pinv(X)):
+                report = result.report
+                assert report.counted == report.predicted if report else words == 0
+                assert (report.counted.words_received if report else 0) == words * inside
+            assert np.allclose(result.allgather(), np.linalg.pinv(x))
+        a = x[..., :3] + 9 * np.eye(3)
+        X = np.linalg.solve(placed(a, (0,), (1, 2)), placed(b, (0,), (1,)))
+        assert np.allclose(X.allgather(), np.linalg.solve(a, b), 1e-6)
+        words = X.report.counted.words_received if X.report else 0
+        assert grid.comm.allreduce(words) == 9 * (r - 1)  # each rank gets the rows of b that it lacks
+
+
 def test_results_of_arrays_are_distributed_and_named(grid: Any) -> None:
     for shape in ((4, 4), (3, 4, 4)):
         A = xp.Array.from_global(draw_array(shape, "float64", True), grid=grid)
@@ -137,8 +163,8 @@ def test_norms_of_large_and_small_numbers_do_not_overflow(grids: list[Any]) -> N
 def test_errors_on_all_ranks(grid: Any) -> None:
     X = DistTensor.zeros((4, 3), grid=grid)
     S = DistTensor.from_function(lambda i, j, k: (j == k) * (i < 5), (6, 2, 2), grid=grid, dtype=float)
-    for call in (np.linalg.inv, np.linalg.cholesky):
-        with pytest.raises(np.linalg.LinAlgError):
+    for call in (np.linalg.inv, np.linalg.cholesky, lambda A: np.linalg.solve(A, X[:2])):
+        with pytest.raises(np.linalg.LinAlgError, match=r", in a stack of shape \(6, 2, 2\) on a .* grid"):
             call(S)  # only the last matrix, of one rank, is singular
     with pytest.raises(LayoutError, match=r"inv takes square matrices .* got shape \(4, 3\)"):
         np.linalg.inv(X)
