@@ -18,9 +18,8 @@ from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 from pdgemm.tensors.indexing import tensor_copies
-from pdgemm.tensors.tensor_base import Axis, TensorBase
-from pdgemm.tensors.tensor_joins import concatenate
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.indexing.tensor_copies import concatenate
+from pdgemm.tensors.tensor_base import Axis, TensorBase, in_layout
 
 
 class EigResult(NamedTuple):
