@@ -96,7 +96,6 @@ _NAMES = (
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{f"numpy.{x.__name__}": x for x in (*copies.FUNCTIONS, *ALONG_AXES, *OF_SORTED)},
     "numpy.concat": copies.concatenate,
     "numpy.hstack": lambda tup: copies.concatenate(tup, int(np.ndim(tup[0]) > 1)),
     "numpy.vstack": lambda tup: copies.concatenate([x if np.ndim(x) > 1 else np.expand_dims(x, 0) for x in tup]),
@@ -106,6 +105,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "numpy.einsum": lambda *x, **options: pdgemm.einsum(*x, **options),
     "numpy.tensordot": lambda *x, **options: pdgemm.tensordot(*x, **options),
 }
+_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in copies.FUNCTIONS}
+_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (*ALONG_AXES, *OF_SORTED)}
 _FUNCTIONS |= {f"numpy.linalg.{x.__name__}": x for x in tensor_linalg.FUNCTIONS}
 _FUNCTIONS |= {f"numpy.fft.{x.__name__}": x for x in tensor_fft.FUNCTIONS}
 # functions of matrices that have one value for each element, or compare all elements

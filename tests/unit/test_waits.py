@@ -27,7 +27,7 @@ NO_WAIT = {
     # they wait for events of the device
     *("transport/movers/nccl.py", "transport/panels/task.py", "devices/cuda_nccl.py", "devices/streams.py"),
 }
-CALLERS_OWN = {"resilience/survivors.py", "tools/studies/run.py", "support/watchdog.py"}
+CALLERS_OWN = {"resilience/survivors.py", "tools/studies/measure.py", "support/watchdog.py"}
 
 
 @cache
