@@ -12,10 +12,9 @@ from msgspec import Meta
 
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.models.layout_search import LayoutSearch
-from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.planning.models.model_layers import TrainingLayout
+from pdgemm.planning.models.model_plan import LayoutSearch, ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
-from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.json_input import Count, Size, converted
 from pdgemm.support.text import counted, in_bytes
