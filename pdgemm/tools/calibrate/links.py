@@ -22,7 +22,7 @@ from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.reduce import reduce_scatter
-from pdgemm.transport.movers.shift import receive, send
+from pdgemm.transport.movers.ring import receive, send
 from pdgemm.transport.movers.staged import Staged, staged_receive, to_staging
 
 _SMALL = 1  # words of the small message
