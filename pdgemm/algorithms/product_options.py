@@ -18,15 +18,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name, as_optional, as_shape, op_letter
 from pdgemm.local.arrays.emulation import EMULATIONS
-from pdgemm.matrix.argument_checks import (
-    accumulation,
-    check_devices,
-    check_dtype,
-    check_matrices,
-    check_product,
-    op,
-    shape_of,
-)
+from pdgemm.matrix import argument_checks as checks
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
 from pdgemm.names import Protection
@@ -121,22 +113,22 @@ class FullProduct(NamedTuple):
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A), op(B) and C after checking that they match.  Local."""
-        check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
+        checks.check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
         transa, transb = op_letter(self.transa, "transa"), op_letter(self.transb, "transb")
-        left, right = op(A, transa), op(B, transb)
-        check_devices(left, right, C)
+        left, right = checks.op(A, transa), checks.op(B, transb)
+        checks.check_devices(left, right, C)
         for name, x in (("A", left), ("B", right)):
-            check_dtype(name, x, dtypes.OPERANDS)
+            checks.check_dtype(name, x, dtypes.OPERANDS)
         if left.shape[1] != right.shape[0]:
             raise LayoutError(
-                f"inner dimensions do not agree: op(A) is {shape_of(left)} on a {left.grid} grid, "
-                f"op(B) is {shape_of(right)} on a {right.grid} grid"
+                f"inner dimensions do not agree: op(A) is {checks.shape_of(left)} on a {left.grid} grid, "
+                f"op(B) is {checks.shape_of(right)} on a {right.grid} grid"
             )
         if C is None:
             result = _result(left, right, self.dtype)
-            check_dtype("C", result, dtypes.RESULTS)
+            checks.check_dtype("C", result, dtypes.RESULTS)
         else:
-            check_product(left, right, result := C)
+            checks.check_product(left, right, result := C)
         return Operands(left, right, result, C is None, names=(op_name("A", transa), op_name("B", transb)))
 
 
@@ -158,7 +150,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     if not is_algorithm(options.algorithm):
         raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(algorithm_choices())}")
     mover, reach = mover_and_access(options.mover, shared, A, B, C)
-    accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
+    accumulate, compute = checks.accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
     if options.protect is not None and accumulate.kind in "iu" and {A.dtype, B.dtype} != {np.dtype(np.int8)}:
         raise DTypeError(f"protect={options.protect!r}: checksums of integers are those of int8, not of {A.dtype}")
     ending = ending_of(options.epilogue, {"A": A, "B": B, "C": C}, accumulate) if options.epilogue is not None else None
