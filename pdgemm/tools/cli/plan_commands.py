@@ -16,8 +16,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
 from pdgemm.planning.machines import simulator
 from pdgemm.planning.machines.known_machines import machine_of
-from pdgemm.planning.machines.machine import MACHINE
-from pdgemm.planning.machines.plausible import doubts, impossible_figures
+from pdgemm.planning.machines.machine import MACHINE, doubts, impossible_figures
 from pdgemm.planning.machines.replay_files import REPLAY, write_replay
 from pdgemm.planning.plan_simulation import PlanSimulation, simulate_plan
 from pdgemm.planning.planner import RULE, candidates_explained

@@ -283,7 +283,7 @@ def _calibrated(comm: MPI.Intracomm, study: _StudyInFile) -> Machine | None:
     If the machine was so busy that a figure is impossible, warn and return None.
     """
     from pdgemm.io.atomic import on_root
-    from pdgemm.planning.machines.plausible import impossible_figures
+    from pdgemm.planning.machines.machine import impossible_figures
     from pdgemm.tools.calibrate import calibrate
 
     machine = calibrate(comm, device=study.device)
