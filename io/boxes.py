@@ -28,7 +28,7 @@ from pdgemm.local.arrays.device import beside, to_host
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.tensors.dist_tensor import DistTensor
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import in_layout
 
 
 class Box(NamedTuple):

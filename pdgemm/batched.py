@@ -17,8 +17,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.lib.array_utils import byte_bounds
 
-from pdgemm.algorithms.batch_epilogue import BatchEpilogue
-from pdgemm.algorithms.epilogue import Epilogue
+from pdgemm.algorithms.epilogue import BatchEpilogue, Epilogue
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, GridError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.run_report import RunReport

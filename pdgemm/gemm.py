@@ -20,9 +20,11 @@ from pdgemm.algorithms.product_options import (
     Operands,
     ProductForm,
     ProductOptions,
+    mover_and_access,
+    nodes,
+    outside_node_memory,
     problem_of,
 )
-from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError, GridError, LayoutError, MemoryLimitError
 from pdgemm.local.arrays import device as devices
 from pdgemm.matrix.argument_checks import (

@@ -21,14 +21,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import op_letter
 from pdgemm.local.arrays.device import Array
-from pdgemm.matrix.argument_checks import (
-    accumulation,
-    as_scalar,
-    check_dtype,
-    check_matrices,
-    check_result,
-    communicator,
-)
+from pdgemm.matrix import argument_checks as checks
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import shared_or_sent
@@ -74,7 +67,7 @@ def matmul_grouped(
     Raises LayoutError, GridError, DTypeError, DeviceError or ArgumentError, the same on every rank.
     Error: as of `matmul_batched`, and one rounding more to Y's type if beta is not 0.
     """
-    start, comm = perf_counter(), communicator(X=X)
+    start, comm = perf_counter(), checks.communicator(X=X)
     with together(comm, check) as description:
         description.append("matmul_grouped")
         _check(X, W, groups, Y, alpha, beta, transb, accumulate_dtype)
@@ -158,11 +151,11 @@ def _width(W: Batch, transb: str, Y: DistMatrix | None) -> int:
 
 def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: str, accumulate_dtype: Any) -> None:
     """Raise on this rank where the arguments of a grouped product do not fit together."""
-    check_matrices(X=X, **({} if Y is None else {"Y": Y}))
+    checks.check_matrices(X=X, **({} if Y is None else {"Y": Y}))
     if not isinstance(W, Batch):
         raise DTypeError(f"W must be a Batch, got {type(W).__name__}")
     owners = checked_owners(W, X)
-    check_dtype("X", X, dtypes.OPERANDS)
+    checks.check_dtype("X", X, dtypes.OPERANDS)
     if W.dtype not in dtypes.OPERANDS:
         raise DTypeError(f"W has dtype {W.dtype}; supported: {dtypes.names(dtypes.OPERANDS)}")
     shapes = W.shapes if op_letter(transb, "transb") == "N" else W.shapes[:, ::-1]
@@ -176,8 +169,8 @@ def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: s
         raise LayoutError(f"the groups of {groups!r} have other owners than the items of {W!r}")
     dtype = dtypes.product(X.dtype, W.dtype) if Y is None else Y.dtype
     if Y is not None:
-        check_dtype("Y", Y, dtypes.RESULTS)
-        check_result("Y", Y, {})
+        checks.check_dtype("Y", Y, dtypes.RESULTS)
+        checks.check_result("Y", Y, {})
         choices = np.shape(groups)[1] if np.ndim(groups) == 2 else 1
         m = groups.rows * groups.choices if isinstance(groups, Routing) else X.shape[0] * choices
         if Y.shape != (m, n):
@@ -185,5 +178,5 @@ def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: s
     for name, device in (("W", W.device), ("Y", W.device if Y is None else devices.of(Y.stored))):
         if device is not devices.of(X.stored):
             raise DeviceError(f"X and {name} are on different devices: copy one of them")
-    accumulation(X.dtype, W.dtype, dtype, accumulate_dtype)
-    as_scalar(alpha, dtype, "alpha"), as_scalar(beta, dtype, "beta")
+    checks.accumulation(X.dtype, W.dtype, dtype, accumulate_dtype)
+    checks.as_scalar(alpha, dtype, "alpha"), checks.as_scalar(beta, dtype, "beta")

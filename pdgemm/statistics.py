@@ -5,17 +5,17 @@
 
 from pdgemm.algorithms.statistics.percentiles import histogram as histogram
 from pdgemm.algorithms.statistics.percentiles import median as median
+from pdgemm.algorithms.statistics.percentiles import nanmax as nanmax
+from pdgemm.algorithms.statistics.percentiles import nanmean as nanmean
 from pdgemm.algorithms.statistics.percentiles import nanmedian as nanmedian
+from pdgemm.algorithms.statistics.percentiles import nanmin as nanmin
 from pdgemm.algorithms.statistics.percentiles import nanpercentile as nanpercentile
+from pdgemm.algorithms.statistics.percentiles import nanprod as nanprod
 from pdgemm.algorithms.statistics.percentiles import nanquantile as nanquantile
+from pdgemm.algorithms.statistics.percentiles import nanstd as nanstd
+from pdgemm.algorithms.statistics.percentiles import nansum as nansum
+from pdgemm.algorithms.statistics.percentiles import nanvar as nanvar
 from pdgemm.algorithms.statistics.percentiles import percentile as percentile
 from pdgemm.algorithms.statistics.percentiles import quantile as quantile
 from pdgemm.algorithms.statistics.sorting import cumsum as cumsum
 from pdgemm.algorithms.statistics.sorting import sort as sort
-from pdgemm.algorithms.statistics.without_nan import nanmax as nanmax
-from pdgemm.algorithms.statistics.without_nan import nanmean as nanmean
-from pdgemm.algorithms.statistics.without_nan import nanmin as nanmin
-from pdgemm.algorithms.statistics.without_nan import nanprod as nanprod
-from pdgemm.algorithms.statistics.without_nan import nanstd as nanstd
-from pdgemm.algorithms.statistics.without_nan import nansum as nansum
-from pdgemm.algorithms.statistics.without_nan import nanvar as nanvar

@@ -19,18 +19,8 @@ from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root, replacing
 from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.source import source
+from pdgemm.io.streamed import unfinished
 from pdgemm.io.streamed.file_panels import transfer_part
-from pdgemm.io.streamed.unfinished import (
-    SUMS,
-    Left,
-    OutputPlace,
-    SavedProduct,
-    after_earlier_ranks,
-    attributes_of,
-    description_of,
-    look_for_unfinished,
-    place_of,
-)
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support import files, signals
 from pdgemm.support.agreement import together
@@ -68,10 +58,10 @@ class Checkpoints:
 
     def __init__(
         self,
-        product: SavedProduct,
-        place: OutputPlace,
+        product: unfinished.SavedProduct,
+        place: unfinished.OutputPlace,
         when: When | None,
-        left: Left | None,
+        left: unfinished.Left | None,
         dataset: NewDataset,
         description: dict[str, Any],
     ) -> None:
@@ -91,7 +81,7 @@ class Checkpoints:
 
     def load_sums(self, tile: DistMatrix) -> int:
         """Load the partial sums of the tile in which an earlier job ended; return the bytes that this rank has read."""
-        sums = source(self._grid, SUMS, (str(self._place.checkpoint), SUMS))
+        sums = source(self._grid, unfinished.SUMS, (str(self._place.checkpoint), unfinished.SUMS))
         with sums.opened_alone(self._grid) as get, together(self._comm):
             return transfer_part(get, tile, (0, 0), tile.dtype.itemsize)
 
@@ -124,9 +114,9 @@ class Checkpoints:
         with together(comm), files.naming(self._place.output), open(tiles, "rb") as file:
             os.fsync(file.fileno())
         total = (comm.allreduce(int(written[0])) + comm.bcast(self.total)) % 2**64
-        attrs = attributes_of(self._description, self._tiling, done, total)
+        attrs = unfinished.attributes_of(self._description, self._tiling, done, total)
         try:
-            hdf5.save_all(self._place.checkpoint, {SUMS: sums}, attrs=attrs)
+            hdf5.save_all(self._place.checkpoint, {unfinished.SUMS: sums}, attrs=attrs)
         except PdgemmError as error:  # a full disk: the last checkpoint still exists, and C may be finished
             if comm.rank == 0:
                 files.say(f"no checkpoint was saved, and the product continues: {error}")
@@ -142,7 +132,7 @@ class Checkpoints:
 
 @contextmanager
 def checkpoints(
-    product: SavedProduct, output: tuple[str, str], layout: Distribution, when: When | None
+    product: unfinished.SavedProduct, output: tuple[str, str], layout: Distribution, when: When | None
 ) -> Iterator[Checkpoints]:
     """Resume the product of an earlier job, or begin a product; the block computes and completes C.
 
@@ -152,7 +142,7 @@ def checkpoints(
     Raises the errors of `look_for_unfinished`.
     """
     grid, comm, dtype, path = product.grid, product.grid.comm, product.stored, Path(output[0])
-    place = on_root(comm, path, lambda: place_of(*output))
+    place = on_root(comm, path, lambda: unfinished.place_of(*output))
     tiles = NewDataset(path, output[1], grid, layout, dtype, ndim=product.ndim)
     if when is None:
         with tiles.replacing():
@@ -164,10 +154,13 @@ def checkpoints(
     def end() -> None:
         place.checkpoint.unlink(missing_ok=True)
 
-    with replacing(path, comm, size, kept=place.tiles, last=end), after_earlier_ranks(comm, path, place.lock):
+    with (
+        replacing(path, comm, size, kept=place.tiles, last=end),
+        unfinished.after_earlier_ranks(comm, path, place.lock),
+    ):
         try:
-            description = on_root(comm, path, lambda: description_of(place, product))
-            left = look_for_unfinished(place, product, description)
+            description = on_root(comm, path, lambda: unfinished.description_of(place, product))
+            left = unfinished.look_for_unfinished(place, product, description)
             if left is None:
                 on_root(comm, path, place.remove)
                 on_root(comm, path, lambda: files.UNFINISHED.add(place.tiles))

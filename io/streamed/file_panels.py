@@ -17,7 +17,7 @@ from pdgemm.algorithms.protection.checksum import zero
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.check_report import CheckReport
+from pdgemm.instrument.report import CheckReport
 from pdgemm.io.pieces import Transfer, sum_at
 from pdgemm.io.source import ReadSums, Region, Source
 from pdgemm.io.streamed.tiling import STAGED, PanelShape, Range, TileStep

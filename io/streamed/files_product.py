@@ -19,7 +19,7 @@ from pdgemm.errors import LayoutError
 from pdgemm.gemm import pdgemm, plan
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.check_report import CheckReport, all_checks
+from pdgemm.instrument.report import CheckReport, all_checks
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.io import pieces
 from pdgemm.io.pieces import Progress, Transfer

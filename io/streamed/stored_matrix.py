@@ -14,7 +14,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, M
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block, Distribution
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.check_report import CheckReport, all_checks
+from pdgemm.instrument.report import CheckReport, all_checks
 from pdgemm.io.source import Source
 from pdgemm.io.streamed.file_panels import loaded_steps, opened_panels
 from pdgemm.io.streamed.files_product import checks_of, operand_of, report_of_tiles

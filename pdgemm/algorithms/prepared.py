@@ -16,7 +16,7 @@ from pdgemm.algorithms.product_options import Operands
 from pdgemm.algorithms.products.accumulator import Accumulator
 from pdgemm.algorithms.products.executor import Call, Executor, executor_of
 from pdgemm.algorithms.products.strips import NO_STRIPS, strips_of
-from pdgemm.algorithms.protection.repetition import protected
+from pdgemm.algorithms.protection.checksum import protected
 from pdgemm.algorithms.protection.row_checksums import RowChecksums
 from pdgemm.algorithms.redistribution import move_report
 from pdgemm.devices.streams import recorder_of

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
-from pdgemm.algorithms.transport_choice import mover_and_access, nodes, outside_node_memory
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
@@ -17,16 +16,9 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name, as_optional, as_shape, op_letter
+from pdgemm.local.arrays.device import REMEDY, Device, Reach
 from pdgemm.local.arrays.emulation import EMULATIONS
-from pdgemm.matrix.argument_checks import (
-    accumulation,
-    check_devices,
-    check_dtype,
-    check_matrices,
-    check_product,
-    op,
-    shape_of,
-)
+from pdgemm.matrix import argument_checks as checks
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
 from pdgemm.names import Protection
@@ -34,11 +26,76 @@ from pdgemm.planning.algorithm_registry import algorithm_choices, is_algorithm
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.planning.planner import panel_width, panels_ahead
 from pdgemm.planning.problem import Problem, nothing_to_multiply
-from pdgemm.schedules.mover_registry import NCCL, SHARED
+from pdgemm.schedules.mover_registry import AUTO, BY_MPI, MOVERS, NCCL, POLICIES, RING, SHARED, STAGED, mover_choices
 from pdgemm.schedules.products.scales import Scales
 from pdgemm.schedules.schedule import Schedule
 from pdgemm.schedules.staircase import TriangleName
 from pdgemm.support.text import op_name
+
+_ON_HOST, _BY_MESSAGES = Reach(SHARED.name, staged=False), Reach("", staged=False)
+
+
+def mover_and_access(mover: object, shared: bool, A: DistMatrix, *others: DistMatrix) -> tuple[str, Reach]:
+    """Return the mover to plan with, and the access that this mover has to the panels of other ranks.
+
+    shared : ranks may read each other's panels in place.
+    """
+    if not isinstance(mover, str) or (mover not in MOVERS and mover not in POLICIES):
+        raise ArgumentError(f"mover {mover!r} is not one of {', '.join(mover_choices())}")
+    device, alone, entry = devices.of(A.stored), A.grid.size == 1, MOVERS.get(mover)
+    sends = entry is not None and entry.by == "messages"
+    if device is None:
+        reach = _ON_HOST if shared and not alone and A.grid.shares_memory else _BY_MESSAGES
+        if entry and not entry.on_host:
+            raise ArgumentError(f"mover {mover!r} is for matrices on a device, these are on the host")
+    else:
+        reach = device.reach(A.grid)
+        managed = not all(x.mpi_addressable for x in (A, *others))
+        reach = reach._replace(staged=reach.staged or managed, nccl=reach.nccl and not managed)
+        if not shared or A.grid.ranks_per_node is not None:
+            reach = reach._replace(reads="")
+    if alone:
+        return mover if sends else AUTO, reach._replace(reads="") if reach.reads else reach
+    if entry and entry.reads:
+        if not reach.reads:
+            raise ArgumentError(f"mover {mover!r} requires ranks that share memory with others of their node")
+        return mover, reach._replace(reads=mover)
+    if entry is NCCL and not reach.nccl:
+        raise ArgumentError(f"mover {mover!r} requires cupy.cuda.nccl and one GPU per rank: choose another mover")
+    if device and (mover == BY_MPI or sends) and reach.staged:
+        raise ArgumentError(
+            f"mover {mover!r} passes pointers to device memory to MPI, but {_untaken(device, A.grid)}: "
+            f"use mover={STAGED.name!r}"
+        )
+    if mover == AUTO:
+        return (NCCL.name if reach.nccl and not reach.reads else AUTO), reach
+    by_message = {BY_MPI: (AUTO, False), STAGED.name: (RING.name, True)}
+    mover, staged = by_message.get(mover, (mover, reach.staged))
+    return mover, reach._replace(reads="", staged=staged)
+
+
+def _untaken(device: Device, grid: ProcessGrid) -> str:
+    """Return why MPI cannot access the memory of the matrices."""
+    reach = device.reach(grid)
+    if not reach.staged:
+        return "a matrix is in managed memory, or was allocated by cudaMallocAsync"
+    return f"this MPI library is not GPU-aware ({reach.why}; {REMEDY})"
+
+
+def outside_node_memory(A: DistMatrix, B: DistMatrix) -> tuple[str, ...]:
+    """Return the names of the operands that are not in node-shared memory."""
+    device = devices.of(A.stored)
+    window = devices.shared_memory(device, A.grid).window
+    return tuple(
+        name
+        for name, x in (("A", A), ("B", B))
+        if not (x.shared and devices.shared_memory(device, x.grid).window is window)
+    )
+
+
+def nodes(grid: ProcessGrid) -> tuple[int, ...]:
+    """Return the node of each rank; () if all ranks are on one node."""
+    return () if grid.ranks_per_node is None else grid.nodes
 
 
 class Multiplicand(Protocol):
@@ -126,22 +183,22 @@ class FullProduct(NamedTuple):
 
     def operands(self, alpha: Any, A: DistMatrix, B: DistMatrix, beta: Any, C: DistMatrix | None) -> Operands:
         """Return op(A), op(B) and C after checking that they match.  Local."""
-        check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
+        checks.check_matrices(A=A, B=B, **({} if C is None else {"C": C}))
         transa, transb = op_letter(self.transa, "transa"), op_letter(self.transb, "transb")
-        left, right = op(A, transa), op(B, transb)
-        check_devices(left, right, C)
+        left, right = checks.op(A, transa), checks.op(B, transb)
+        checks.check_devices(left, right, C)
         for name, x in (("A", left), ("B", right)):
-            check_dtype(name, x, dtypes.OPERANDS)
+            checks.check_dtype(name, x, dtypes.OPERANDS)
         if left.shape[1] != right.shape[0]:
             raise LayoutError(
-                f"inner dimensions do not agree: op(A) is {shape_of(left)} on a {left.grid} grid, "
-                f"op(B) is {shape_of(right)} on a {right.grid} grid"
+                f"inner dimensions do not agree: op(A) is {checks.shape_of(left)} on a {left.grid} grid, "
+                f"op(B) is {checks.shape_of(right)} on a {right.grid} grid"
             )
         if C is None:
             result = _result(left, right, self.dtype)
-            check_dtype("C", result, dtypes.RESULTS)
+            checks.check_dtype("C", result, dtypes.RESULTS)
         else:
-            check_product(left, right, result := C)
+            checks.check_product(left, right, result := C)
         return Operands(left, right, result, C is None, names=(op_name("A", transa), op_name("B", transb)))
 
 
@@ -163,7 +220,7 @@ def problem_of(operands: Operands, options: ProductOptions, alpha: Any, beta: An
     if not is_algorithm(options.algorithm):
         raise ArgumentError(f"algorithm {options.algorithm!r} is not one of {', '.join(algorithm_choices())}")
     mover, reach = mover_and_access(options.mover, shared, A, B, C)
-    accumulate, compute = accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
+    accumulate, compute = checks.accumulation(A.dtype, B.dtype, C.dtype, options.accumulate_dtype, options.compute_type)
     if options.protect is not None and accumulate.kind in "iu" and {A.dtype, B.dtype} != {np.dtype(np.int8)}:
         raise DTypeError(f"protect={options.protect!r}: checksums of integers are those of int8, not of {A.dtype}")
     ending = ending_of(options.epilogue, {"A": A, "B": B, "C": C}, accumulate) if options.epilogue is not None else None

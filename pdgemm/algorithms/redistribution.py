@@ -28,7 +28,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, device_on, new_array, shared_or_sent
 from pdgemm.names import DType, Protection
 from pdgemm.planning.machines.machine import machine_at_hand, on_nodes
-from pdgemm.planning.machines.timing import fastest_exchange
+from pdgemm.planning.machines.simulator import fastest_exchange
 from pdgemm.schedules.exchanges.block_messages import AnyExchange, Redistribution
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
 from pdgemm.support.agreement import together

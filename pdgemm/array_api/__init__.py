@@ -25,7 +25,7 @@ from pdgemm.array_api.creation import (
     from_dlpack as from_dlpack, full as full, full_like as full_like, linspace as linspace, meshgrid as meshgrid,
     ones as ones, ones_like as ones_like, tril as tril, triu as triu, zeros as zeros, zeros_like as zeros_like,
 )  # fmt: skip
-from pdgemm.array_api.data_types import (
+from pdgemm.array_api.inspection import (
     astype as astype, bool as bool, can_cast as can_cast, complex64 as complex64, complex128 as complex128,
     finfo as finfo, float32 as float32, float64 as float64, iinfo as iinfo, int8 as int8, int16 as int16,
     int32 as int32, int64 as int64, result_type as result_type, uint8 as uint8, uint16 as uint16, uint32 as uint32,

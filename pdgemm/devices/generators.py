@@ -14,8 +14,7 @@ import numpy as np
 
 from pdgemm.local.arrays.device import Array
 from pdgemm.local.arrays.dtypes import TYPE
-from pdgemm.local.arrays.element_functions import GOLDEN, KnownFunction, hash_start, numbered, random_bits
-from pdgemm.local.arrays.normal_numbers import STATEMENTS
+from pdgemm.local.arrays.element_functions import GOLDEN, STATEMENTS, KnownFunction, hash_start, numbered, random_bits
 
 _WORD = "unsigned long long"
 _MIX = "h ^= h >> 30; h *= 0xBF58476D1CE4E5B9ULL; h ^= h >> 27; h *= 0x94D049BB133111EBULL; h ^= h >> 31"

@@ -23,8 +23,7 @@ from pdgemm.linalg.factors.rank_k import gram, her2k, herk, syr2k, syrk
 from pdgemm.linalg.factors.solve import inv, solve
 from pdgemm.linalg.factors.symmetric import hemm, symm
 from pdgemm.linalg.factors.triangular import inv_triangular, solve_triangular, trmm
-from pdgemm.linalg.functions.kronecker import kron, matvec, outer
-from pdgemm.linalg.functions.matrix_functions import expm, matrix_power, newton_schulz, sqrtm
+from pdgemm.linalg.functions.matrix_functions import expm, kron, matrix_power, matvec, newton_schulz, outer, sqrtm
 from pdgemm.linalg.functions.polar import matrix_sign, polar
 from pdgemm.linalg.singular.lstsq import lstsq
 from pdgemm.linalg.singular.norms import cond, norm

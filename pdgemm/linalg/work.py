@@ -12,7 +12,7 @@ from pdgemm.algorithms.product_options import as_protection
 from pdgemm.errors import LinAlgError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.instrument.check_report import all_checks
+from pdgemm.instrument.report import all_checks
 from pdgemm.instrument.run_report import RunReport, summed
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import check_operand, identity_like, to_one

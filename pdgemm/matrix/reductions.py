@@ -21,23 +21,11 @@ from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.run_report import VectorTraffic, count_vectors, report_of_move
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import folds
 from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.elementwise import set_elements
-from pdgemm.local.arrays.folds import (
-    FOLDS,
-    Fold,
-    Parts,
-    halved,
-    of_one_element,
-    parts_along,
-    result_type,
-    same,
-    variance,
-    vector_norm,
-    weighted_sums,
-)
 from pdgemm.matrix.gather import planned
 from pdgemm.matrix.matrix_base import MatrixBase, on_diagonal
 from pdgemm.schedules.collectives.vectors import ToAllRanks, diagonal_gather, reduction_stages
@@ -103,47 +91,47 @@ class Reductions(MatrixBase):
     @_number
     def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the sum of the elements.  Collective."""
-        return self._reduced(FOLDS["sum"], axis, keepdims)
+        return self._reduced(folds.FOLDS["sum"], axis, keepdims)
 
     @_number
     def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the mean of the elements.  Collective."""
-        return self._reduced(FOLDS["mean"], axis, keepdims)
+        return self._reduced(folds.FOLDS["mean"], axis, keepdims)
 
     @_number
     def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the product of the elements.  Collective."""
-        return self._reduced(FOLDS["prod"], axis, keepdims)
+        return self._reduced(folds.FOLDS["prod"], axis, keepdims)
 
     @_number
     def min(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the least element; NaN if any element is NaN.  Collective."""
-        return self._reduced(FOLDS["min"], axis, keepdims)
+        return self._reduced(folds.FOLDS["min"], axis, keepdims)
 
     @_number
     def max(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the largest element; NaN if any element is NaN.  Collective."""
-        return self._reduced(FOLDS["max"], axis, keepdims)
+        return self._reduced(folds.FOLDS["max"], axis, keepdims)
 
     @_truth
     def any(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether any element is not 0.  Collective."""
-        return self._reduced(FOLDS["any"], axis, keepdims)
+        return self._reduced(folds.FOLDS["any"], axis, keepdims)
 
     @_truth
     def all(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return whether all elements are not 0.  Collective."""
-        return self._reduced(FOLDS["all"], axis, keepdims)
+        return self._reduced(folds.FOLDS["all"], axis, keepdims)
 
     @_index
     def argmin(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first least element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(FOLDS["argmin"], axis, keepdims)
+        return self._reduced(folds.FOLDS["argmin"], axis, keepdims)
 
     @_index
     def argmax(self, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the index of the first largest element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(FOLDS["argmax"], axis, keepdims)
+        return self._reduced(folds.FOLDS["argmax"], axis, keepdims)
 
     @overload
     def var(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...
@@ -156,7 +144,7 @@ class Reductions(MatrixBase):
 
         Source: Chan, Golub & LeVeque, The American Statistician 37(3), 1983, (1.5).
         """
-        return self._reduced(lambda: variance("var", as_count(ddof, "ddof", 0), same), axis, keepdims)
+        return self._reduced(lambda: folds.variance("var", as_count(ddof, "ddof", 0), folds.same), axis, keepdims)
 
     @overload
     def std(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...
@@ -166,7 +154,7 @@ class Reductions(MatrixBase):
     def std(self, axis: int | Whole = None, ddof: int = 0, *, keepdims: Literal[True]) -> Self: ...
     def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
         """Return the standard deviation, the root of `var`.  Collective."""
-        return self._reduced(lambda: variance("std", as_count(ddof, "ddof", 0), np.sqrt), axis, keepdims)
+        return self._reduced(lambda: folds.variance("std", as_count(ddof, "ddof", 0), np.sqrt), axis, keepdims)
 
     @overload
     def vector_norm(self, ord: float = 2, axis: Whole = None, keepdims: Literal[False] = False) -> Any: ...
@@ -181,7 +169,7 @@ class Reductions(MatrixBase):
 
         ord : 2 sqrt(sum |a|^2), without overflow; 1 sum |a|; numpy.inf max |a|; -numpy.inf min |a|; 0 count of a != 0.
         """
-        return self._reduced(lambda: vector_norm(ord), axis, keepdims)
+        return self._reduced(lambda: folds.vector_norm(ord), axis, keepdims)
 
     def matvec(self, x: Any) -> np.ndarray:
         """Return A x for a vector x that is the same on every rank, as a 1-D NumPy array on every rank.  Collective.
@@ -198,7 +186,7 @@ class Reductions(MatrixBase):
                 wanted = f"{self.shape[1]} numbers for {self.distribution}"
                 raise LayoutError(f"the vector must have {wanted}, got an array of shape {vector.shape}")
             arguments += ["matvec", element_type(vector.dtype), described_elements(vector)]
-        product: np.ndarray = self._reduced(weighted_sums(vector), 1, False)
+        product: np.ndarray = self._reduced(folds.weighted_sums(vector), 1, False)
         return product[:, None] if one_column else product
 
     def rmatvec(self, x: Any) -> np.ndarray:
@@ -229,7 +217,7 @@ class Reductions(MatrixBase):
         whole[order] = parts
         return whole
 
-    def _reduced(self, reduction: Fold | Callable[[], Fold], axis: Any, keepdims: bool) -> Any:
+    def _reduced(self, reduction: folds.Fold | Callable[[], folds.Fold], axis: Any, keepdims: bool) -> Any:
         """Reduce by a Fold, or by the Fold that a function returns; errors of this function are raised on all ranks."""
         grid, layout, start = self.grid, self.distribution, perf_counter()
         with together(grid.comm) as arguments:
@@ -240,10 +228,10 @@ class Reductions(MatrixBase):
             if count == 0 and fold.empty is None:
                 raise ArgumentError(f"{fold.name} of no element: the matrix is {layout}")
             with np.errstate(all="ignore"):
-                kind = result_type(fold, self.dtype)
+                kind = folds.result_type(fold, self.dtype)
         recorder = Recorder()
         counted = recorder.traffic
-        schedule = _schedule(self, of_one_element(fold, self.dtype), axis) if count else None
+        schedule = _schedule(self, folds.of_one_element(fold, self.dtype), axis) if count else None
         with np.errstate(all="ignore"), spans.timed("reduce", self.stored.nbytes):
             if schedule is None:
                 length = 1 if axis is None else layout.shape[1 - axis]
@@ -276,52 +264,52 @@ class Reductions(MatrixBase):
 
 
 # ---------------------------------------------------------------- on all ranks
-def _schedule(A: Reductions, empty: Parts, axis: int | None) -> ToAllRanks:
+def _schedule(A: Reductions, empty: folds.Parts, axis: int | None) -> ToAllRanks:
     return reduction_stages(A.distribution, A.grid.rank_map, A.grid.size, axis, len(empty), empty[0].dtype)
 
 
-def _along(A: Reductions, fold: Fold, axis: int, counted: Traffic) -> Parts:
+def _along(A: Reductions, fold: folds.Fold, axis: int, counted: Traffic) -> folds.Parts:
     """Return the accumulators of each column (axis 0) or row (axis 1), on every rank.  Collective."""
-    grid, layout, empty = A.grid, A.distribution, of_one_element(fold, A.dtype)
+    grid, layout, empty = A.grid, A.distribution, folds.of_one_element(fold, A.dtype)
     (reduced, i), (kept, j) = [*zip((layout.rows, layout.cols), grid.coords)][:: 1 - 2 * axis]
     starts = np.cumsum([0, *(kept.count(part) for part in range(kept.parts))])
-    vectors: Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # ordered by owner
-    own: Parts = tuple(x[starts[j] : starts[j + 1]] if j >= 0 else x[:0] for x in vectors)
+    vectors: folds.Parts = tuple(np.empty(kept.n, x.dtype) for x in empty)  # ordered by owner
+    own: folds.Parts = tuple(x[starts[j] : starts[j + 1]] if j >= 0 else x[:0] for x in vectors)
     with together(grid.comm, devices.of(A.stored) is not None):  # a device may lack memory on one rank
         if kept.count(j) and reduced.count(i):
-            for x, y in zip(own, parts_along(A.local, axis, fold, reduced.indices(i))):
+            for x, y in zip(own, folds.parts_along(A.local, axis, fold, reduced.indices(i))):
                 x[:] = y
     for stage, parts in zip(_schedule(A, empty, axis).stages, (own, own, vectors, vectors)):
         carry_out(stage.of(grid.rank), grid.comm, parts, counted, fold.join)
     order = np.concatenate([kept.indices(part) for part in range(kept.parts)])
-    whole: Parts = tuple(map(np.empty_like, vectors))
+    whole: folds.Parts = tuple(map(np.empty_like, vectors))
     for x, y in zip(whole, vectors):
         x[order] = y
     return whole
 
 
-def _over_all(A: Reductions, fold: Fold, counted: Traffic) -> Parts:
+def _over_all(A: Reductions, fold: folds.Fold, counted: Traffic) -> folds.Parts:
     """Return the accumulators of all elements together, on every rank.  Collective."""
-    grid, vectors = A.grid, of_one_element(fold, A.dtype)
+    grid, vectors = A.grid, folds.of_one_element(fold, A.dtype)
     up, down = _schedule(A, vectors, None).stages
     with together(grid.comm, devices.of(A.stored) is not None):
         if up.of(grid.rank):
-            vectors = tuple(np.ascontiguousarray(x) for x in halved(_of_all_elements(A, fold), fold))
+            vectors = tuple(np.ascontiguousarray(x) for x in folds.halved(_of_all_elements(A, fold), fold))
     for stage in (up, down):
         carry_out(stage.of(grid.rank), grid.comm, vectors, counted, fold.join)
     return vectors
 
 
-def _of_all_elements(A: Reductions, fold: Fold) -> Parts:
+def _of_all_elements(A: Reductions, fold: folds.Fold) -> folds.Parts:
     """Return the accumulators of this rank's elements, on the host: one for each row, or for all elements.  Local."""
     x, (rows, cols) = A.local, A.indices()
     if fold.indexed:
-        values, places = parts_along(x, 1, fold, cols)
+        values, places = folds.parts_along(x, 1, fold, cols)
         return values, rows * A.shape[1] + places
     line = x.reshape(1, -1) if x.flags.c_contiguous else x.T.reshape(1, -1) if x.flags.f_contiguous else None
     if line is None:
-        return parts_along(x, 1, fold, cols)
-    return parts_along(line, 1, fold, cols[:0])
+        return folds.parts_along(x, 1, fold, cols)
+    return folds.parts_along(line, 1, fold, cols[:0])
 
 
 def _axis(axis: Any) -> int | None:

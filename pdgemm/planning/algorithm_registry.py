@@ -12,18 +12,8 @@ from typing import Any, Literal
 
 from pdgemm.errors import ArgumentError
 from pdgemm.names import AnyName
+from pdgemm.planning import product_layouts as layouts
 from pdgemm.planning.problem import AlgorithmRequest, Problem
-from pdgemm.planning.product_layouts import (
-    cannon_on,
-    inner_layouts,
-    inner_on,
-    inner_on_new_grid,
-    layered_here,
-    layered_on,
-    stationary,
-    summa_on,
-    summa_on_grid_of,
-)
 from pdgemm.planning.search.grid_search import GridCandidate, Partition, Search, Takes
 from pdgemm.schedules.products import Cannon, Inner, Layered, Product, Stationary, Summa
 
@@ -156,8 +146,8 @@ _ENTRIES = (
         words="(mk + kn)(q - 1)/q²", memory="a few panels",
         good_for="any block sizes; C largest, or A, B and C alike",
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
-        new_grid=lambda problem, candidate: summa_on(problem, candidate.partition),
-        here=lambda problem: (x for base in problem.grids for x in summa_on_grid_of(problem, base)),
+        new_grid=lambda problem, candidate: layouts.summa_on(problem, candidate.partition),
+        here=lambda problem: (x for base in problem.grids for x in layouts.summa_on_grid_of(problem, base)),
         policies=("row", "column", "allgather"), triangles=True, scales=True,
     ),
     Algorithm(
@@ -165,10 +155,10 @@ _ENTRIES = (
         words="as SUMMA, for the other two matrices", memory="a few panels",
         good_for="A (or B) largest: thin B and C",
         takes=_one_layer, needs="it takes Pr x Pc <= {ranks}, in 1 layer",
-        new_grid=lambda problem, candidate: stationary(
+        new_grid=lambda problem, candidate: layouts.stationary(
             problem, (candidate.partition.pr, candidate.partition.layers), problem.rank_map[: candidate.partition.ranks]
         ),
-        here=lambda problem: iter([stationary(problem, problem.A.distribution.grid_shape, problem.A.rank_map)]),
+        here=lambda problem: iter([layouts.stationary(problem, problem.A.distribution.grid_shape, problem.A.rank_map)]),
         twin="stationary_b", mirrored=True, policies=("allgather", "reduce_scatter"), grids=_stationary_grids,
         scales=True,
     ),
@@ -177,7 +167,7 @@ _ENTRIES = (
         words="as SUMMA, in neighbours' messages", memory="two blocks each of A and B",
         good_for="square-ish grids, high latency",
         takes=_torus, needs="one side of its grid divides the other, in 1 layer",
-        new_grid=lambda problem, candidate: cannon_on(problem, candidate.partition),
+        new_grid=lambda problem, candidate: layouts.cannon_on(problem, candidate.partition),
         mirrored=True, policies=("row", "column", "allgather"), moves_by=("shift",), triangles=True, scales=True,
     ),
     Algorithm(
@@ -185,17 +175,17 @@ _ENTRIES = (
         words="falls as c^½ with c layers", memory="c times C's block, and a little",
         good_for="many ranks, or large k, and memory to spare",
         takes=lambda pr, pc, c, ranks: c > 1, needs="it takes Pr x Pc x layers <= {ranks}, with layers >= 2",
-        new_grid=lambda problem, candidate: layered_on(problem, candidate.partition, candidate.inside),
-        here=layered_here, layers="several", mirrored=True, grids=_layered_grids, moves_by=("shift",), triangles=True,
-        scales=True,
+        new_grid=lambda problem, candidate: layouts.layered_on(problem, candidate.partition, candidate.inside),
+        here=layouts.layered_here, layers="several", mirrored=True, grids=_layered_grids, moves_by=("shift",),
+        triangles=True, scales=True,
     ),
     Algorithm(
         "inner", Inner, "pdgemm.algorithms.products.layered:InnerExecutor",
         words="mn (P - 1)/P, whatever k", memory="the rows of C that are reduced at a time",
         good_for="huge k",
         takes=lambda pr, pc, c, ranks: (pr * pc == 1) & (c == ranks), needs="its grid is 1 x 1 in {layers}",
-        new_grid=lambda problem, candidate: inner_on_new_grid(problem, candidate.partition),
-        here=lambda problem: (inner_on(problem, a, b) for a, b in inner_layouts(problem)),
+        new_grid=lambda problem, candidate: layouts.inner_on_new_grid(problem, candidate.partition),
+        here=lambda problem: (layouts.inner_on(problem, a, b) for a, b in layouts.inner_layouts(problem)),
         layers="any", policies=("reduce_scatter",), grids=_inner_grids, moves_by=("reduce_scatter",), triangles=True,
         scales=True,
     ),

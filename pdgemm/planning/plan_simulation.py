@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.simulator import MOST_EVENTS, Simulation, simulate
-from pdgemm.planning.machines.timing import exchange_seconds, sample
+from pdgemm.planning.machines.simulator import MOST_EVENTS, Simulation, exchange_seconds, sample, simulate
 from pdgemm.planning.product_plan import ProductPlan
 
 MOST_WALKED = MOST_EVENTS // 2  # messages of an exchange, all in one round: they take 1.2 GB of memory

@@ -16,7 +16,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.local.blas.local_gemm import EXACT_WIDTH, EXACT_WIDTH_ON_DEVICE
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.timing import product_seconds, sample
+from pdgemm.planning.machines.simulator import product_seconds, sample
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import MOVES_WEIGH, ProductPlan, with_moves
 from pdgemm.planning.search.candidate_table import Candidate, candidates_table, wrapped

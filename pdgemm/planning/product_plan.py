@@ -11,10 +11,10 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.layout import Layout
-from pdgemm.instrument.check_report import Checks
 from pdgemm.instrument.ownership import Ownership, as_html
 from pdgemm.instrument.recorder import Traffic
-from pdgemm.planning.machines.timing import exchange_seconds, fastest_exchange, product_seconds, sample
+from pdgemm.instrument.report import Checks
+from pdgemm.planning.machines.simulator import exchange_seconds, fastest_exchange, product_seconds, sample
 from pdgemm.planning.plan_json import pack, unpack
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.search.candidate_table import Candidate

@@ -9,8 +9,7 @@ from pathlib import Path
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.replay_files import write_replay
-from pdgemm.planning.machines.simulator import Simulation, simulate
-from pdgemm.planning.machines.timing import exchange_seconds
+from pdgemm.planning.machines.simulator import Simulation, exchange_seconds, simulate
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.schedules.exchanges.exchange import Exchange
 from pdgemm.schedules.file_reads import FileReads

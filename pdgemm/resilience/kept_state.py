@@ -18,7 +18,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.device import Array
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
+from pdgemm.schedules.exchanges.exchange import plan_inheritance
 from pdgemm.support.agreement import agree, together
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
 from pdgemm.transport.movers.node_arrays import NodeArrays

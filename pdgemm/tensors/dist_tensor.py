@@ -24,8 +24,8 @@ from pdgemm.names import DeviceName, DType, RandomKind
 from pdgemm.planning.tensors.tensor_layouts import default_layout
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.tensors.indexing.tensor_indexing import TensorIndexing
+from pdgemm.tensors.tensor_base import in_layout
 from pdgemm.tensors.tensor_functions import TensorFunctions
-from pdgemm.tensors.tensor_moves import in_layout
 from pdgemm.tensors.tensor_reductions import TensorReductions
 
 Axes = Sequence[int]

@@ -39,8 +39,8 @@ from pdgemm.planning.tensors.expression import Expression, parsed
 from pdgemm.planning.tensors.resources import Resources, TensorValue
 from pdgemm.support.agreement import agree_if_later, together
 from pdgemm.tensors.dist_tensor import DistTensor
-from pdgemm.tensors.tensor_joins import operand_tensor
-from pdgemm.tensors.tensor_moves import in_layout, spread
+from pdgemm.tensors.indexing.tensor_copies import operand_tensor
+from pdgemm.tensors.tensor_base import in_layout, spread
 
 
 def einsum(

@@ -1,25 +1,31 @@
-"""TensorBase: the elements and the layout of a tensor, and its views."""
+"""TensorBase: the elements and the layout of a tensor, and its views; exchanges from one layout to another one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Self
+from time import perf_counter
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from pdgemm.errors import ArgumentError
+from pdgemm.algorithms.indexing.selection import copy_pairs
+from pdgemm.errors import ArgumentError, LayoutError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
+from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.arguments import shown
-from pdgemm.local.arrays.device import Array
+from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.elementwise import set_broadcast
+from pdgemm.matrix.array_functions import check_one_device
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.names import DeviceName
 from pdgemm.planning.tensors.tensor_layouts import default_layout
-from pdgemm.support.agreement import together
+from pdgemm.schedules.exchanges import tensor_exchange
+from pdgemm.support.agreement import described_elements, together
+from pdgemm.transport.block_copy import copy_permuted
 
 Axis = int | tuple[int, ...] | None  # axes of a reduction; None: all
 
@@ -203,3 +209,124 @@ class TensorBase:
                 set_broadcast(result.local, elements())
         result.unfolding.shared = not agreement.flag
         return result
+
+
+Tensor = TypeVar("Tensor", bound=TensorBase)
+
+
+def in_layout(
+    T: Tensor,
+    target: TensorLayout,
+    pairs: tensor_exchange.Pairs = tensor_exchange.NO_PAIRS,
+    name: str = "move",
+    memory_limit: int | None = None,
+    out: DistMatrix | None = None,
+) -> Tensor:
+    """Return a copy of T in another layout, or T itself if it has this layout.  Collective over the grid of T.
+
+    target : the layout of the result, whose axis k is axis k of T.
+    pairs  : for an axis of which only some indices are copied, the pairs of an index of T and an index of the result.
+    memory_limit : bytes per rank for the message buffers.
+    out    : the matrix of a tensor in the layout `target`, which gets the elements; it shares no memory with T.
+
+    The local arrays of T are copied once, with their axes in the order of the result.  If each rank keeps its elements,
+    that is all; otherwise they are packed, sent and unpacked.  `.report` has the words that were sent.
+    """
+    if out is None and not pairs and T.layout.same_owners(target):
+        return T
+    start, grid, X = perf_counter(), T.grid.base, T.unfolding
+    layout = tensor_exchange.matrix_to_read(T.layout, target, T.dtype)
+    stays = out is None and not pairs and tensor_exchange.stays_in_place(T.layout, target)
+    there = grid.reshaped(target.grid_shape, target.rank_map)
+    here = grid.reshaped(layout.distribution.grid_shape, layout.rank_map)
+    with (agreement := together(grid.comm)) as arguments:
+        arguments += [name, str(T.layout), str(target), T.dtype]
+        ordered = T.local.transpose(target.rows + target.cols) if T.ndim else T.local  # (0, 0) where the number is not
+        # elements that other ranks of the node cannot read are copied to where they can; conjugates are a private copy
+        shares = X.shared and not X.conjugated
+        in_place = bool(ordered.flags.c_contiguous) and (shares or not grid.shares_memory)
+        shape = layout.distribution.local_shape(here.coords)
+        local = read = ordered.reshape(shape) if in_place else _copied(ordered, shape, X, here)
+        if out is not None:
+            local = out.stored
+        elif not stays:
+            local = new_array(target.matrix.local_shape(there.coords), T.dtype, "C", there, devices.of(X.stored))
+        readable = shares if in_place else is_readable(read, here)
+        agreement.flag = not readable or not is_readable(local, there)
+    shared = not agreement.flag
+    result = DistMatrix(local, there, target.matrix, "C", shared=shared) if out is None else out
+    if not stays:
+        source = DistMatrix(read, here, layout.distribution, "C", shared=shared)
+        copy_pairs(name, source, result, tensor_exchange.index_products(T.layout, target, pairs), start, memory_limit)
+    return type(T)(result, target)
+
+
+def spread(T: Tensor, target: TensorLayout) -> Tensor:
+    """Return the elements of T that are broadcast to each rank's part of a tensor of this layout.  Collective.
+
+    The axes of T are those of `target`, of the same extent or of extent 1.
+    """
+    return in_layout(T, *tensor_exchange.spread_layout(T.layout, target), name="broadcast")
+
+
+def _copied(x: Array, shape: tuple[int, int], like: DistMatrix, grid: ProcessGrid) -> Array:
+    """Return a copy of an array with rows contiguous, as a matrix of this shape.  Local."""
+    copy = new_array(shape, x.dtype, "C", grid, devices.of(like.stored))
+    copy_permuted(x, copy.reshape(x.shape))
+    return copy
+
+
+def common_shape(name: str, inputs: Sequence[Any], out: Any) -> tuple[int, ...]:
+    """Return the shape of the result of an elementwise function.  Raises LayoutError on all ranks."""
+    tensor = next(x for x in (out, *inputs) if isinstance(x, TensorBase))
+    shapes = [x.shape if isinstance(x, (TensorBase, DistMatrix)) else np.shape(x) for x in inputs]
+    with together(tensor.grid.comm) as arguments:
+        arguments += [name, *shapes]
+        if out is not None and not isinstance(out, TensorBase):
+            raise TypeError(f"{name} of a DistTensor: out is a {type(out).__name__}, and not a DistTensor")
+        try:
+            shape = np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise LayoutError(f"{name}: shapes {' and '.join(map(str, shapes))} cannot be broadcast") from None
+        if out is not None and out.shape != shape:
+            raise LayoutError(f"{name} has the shape {shape}, and out is {out!r}")
+        check_one_device(name, [x for x in (out, *inputs) if isinstance(x, (TensorBase, DistMatrix))])
+    return shape
+
+
+def as_operands(name: str, inputs: Sequence[Any], out: Any = None) -> tuple[TensorLayout, list[Any], Work]:
+    """Return the layout of the result of an elementwise function, and the operands in it, with the record of moves.
+
+    Collective.
+    """
+    shape = common_shape(name, inputs, out)
+    tensors = [x for x in (out, *inputs) if isinstance(x, TensorBase)]
+    like = next((x for x in tensors if x.shape == shape), None)
+    layout = like.layout if like is not None else tensors[0].default_layout(shape)
+    work = Work(name)
+    return layout, [as_operand(x, layout, tensors[0], work) for x in inputs], work
+
+
+def as_operand(x: Any, layout: TensorLayout, like: Any, work: Work) -> Any:
+    """Return a number unchanged, any other operand as a matrix of this layout to whose shape it is broadcast."""
+    if isinstance(x, DistMatrix):
+        x = x.tensor(x.shape)
+    if not isinstance(x, TensorBase) and not np.ndim(x):
+        return x
+    new = list(range(len(layout.shape) - np.ndim(x) if not isinstance(x, TensorBase) else len(layout.shape) - x.ndim))
+    if isinstance(x, TensorBase):
+        wide = x.expanded(new)
+        part = spread(wide, layout)
+        if part is not wide:
+            work.did(part)
+        if part.layout.same_owners(layout):  # and not one element for each part of as many indices
+            return part.unfolding
+        elements, dtype = (lambda: part.local), part.dtype
+    else:
+        array = to_host(devices.adopted(x))[(None,) * len(new)]
+        with together(like.grid.comm) as arguments:
+            arguments += ["an array", described_elements(array)]
+        coords = like.grid.base.reshaped(layout.grid_shape, layout.rank_map).coords
+        picks = [layout.indices(at, coords) if n > 1 else [0] for at, n in enumerate(array.shape)]
+        elements, dtype = (lambda: array[np.ix_(*picks)]), array.dtype
+    return like.with_elements(layout, dtype, elements).unfolding

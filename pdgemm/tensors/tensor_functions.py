@@ -11,26 +11,11 @@ import numpy as np
 import pdgemm
 from pdgemm.errors import LayoutError
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.tensors.broadcast_operands import as_operands
+from pdgemm.tensors.indexing import tensor_copies as copies
 from pdgemm.tensors.indexing.tensor_axes import FUNCTIONS as ALONG_AXES
-from pdgemm.tensors.indexing.tensor_copies import (
-    broadcast_to,
-    cross,
-    diagonal,
-    flip,
-    repeat,
-    roll,
-    tile,
-    trace,
-    tril,
-    triu,
-    unstack,
-    vecdot,
-)
 from pdgemm.tensors.indexing.tensor_sorting import FUNCTIONS as OF_SORTED
 from pdgemm.tensors.numpy_modules import tensor_fft, tensor_linalg
-from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import concatenate, expand_dims, moveaxis, stack, swapaxes
+from pdgemm.tensors.tensor_base import TensorBase, as_operands
 
 
 class TensorFunctions(TensorBase, np.lib.mixins.NDArrayOperatorsMixin):
@@ -103,7 +88,7 @@ def _as_method(name: str, function: Callable[..., Any], arguments: Any, options:
     return method(*named.values()) if any(x.kind is x.VAR_POSITIONAL for x in takes.values()) else method(**named)
 
 
-_PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: tensor_linalg.matmul, np.vecdot: vecdot}
+_PRODUCTS: dict[np.ufunc, Callable[..., Any]] = {np.matmul: tensor_linalg.matmul, np.vecdot: copies.vecdot}
 _NAMES = (
     *("sum", "prod", "min", "max", "any", "all", "mean", "var", "std", "argmin", "argmax", "count_nonzero"),
     *("transpose", "reshape", "ravel", "squeeze"),
@@ -111,23 +96,17 @@ _NAMES = (
 _METHODS = {f"numpy.{name}": name for name in (*_NAMES, "copy", "astype")}
 _METHODS |= {"numpy.amin": "min", "numpy.amax": "max", "numpy.permute_dims": "transpose"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"numpy.{x.__name__}": x
-    for x in (
-        *(concatenate, stack, moveaxis, swapaxes, expand_dims),
-        *(flip, roll, tile, repeat, unstack, broadcast_to, tril, triu, diagonal, trace),
-        *(*ALONG_AXES, *OF_SORTED),
-    )
-} | {
-    "numpy.cross": cross,
-    "numpy.concat": concatenate,
-    "numpy.hstack": lambda tup: concatenate(tup, int(np.ndim(tup[0]) > 1)),
-    "numpy.vstack": lambda tup: concatenate([x if np.ndim(x) > 1 else np.expand_dims(x, 0) for x in tup]),
+    "numpy.concat": copies.concatenate,
+    "numpy.hstack": lambda tup: copies.concatenate(tup, int(np.ndim(tup[0]) > 1)),
+    "numpy.vstack": lambda tup: copies.concatenate([x if np.ndim(x) > 1 else np.expand_dims(x, 0) for x in tup]),
     "numpy.shape": lambda a: a.shape,
     "numpy.ndim": lambda a: a.ndim,
     "numpy.size": lambda a: a.size,
     "numpy.einsum": lambda *x, **options: pdgemm.einsum(*x, **options),
     "numpy.tensordot": lambda *x, **options: pdgemm.tensordot(*x, **options),
 }
+_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in copies.FUNCTIONS}
+_FUNCTIONS |= {f"numpy.{x.__name__}": x for x in (*ALONG_AXES, *OF_SORTED)}
 _FUNCTIONS |= {f"numpy.linalg.{x.__name__}": x for x in tensor_linalg.FUNCTIONS}
 _FUNCTIONS |= {f"numpy.fft.{x.__name__}": x for x in tensor_fft.FUNCTIONS}
 # functions of matrices that have one value for each element, or compare all elements

@@ -14,25 +14,12 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays import device as devices
+from pdgemm.local.arrays import folds
 from pdgemm.local.arrays.device import Array, to_host
-from pdgemm.local.arrays.folds import (
-    FOLDS,
-    READ,
-    Fold,
-    Parts,
-    halved,
-    of_one_element,
-    parts_along,
-    result_type,
-    same,
-    variance,
-    vector_norm,
-)
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
-from pdgemm.tensors.tensor_base import Axis, TensorBase
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import Axis, TensorBase, in_layout
 from pdgemm.transport.block_copy import copy_permuted
 
 
@@ -45,13 +32,13 @@ class TensorReductions(TensorBase):
     once.
     """
 
-    def _reduced(self, reduction: Fold | Callable[[], Fold], axis: Axis, keepdims: bool) -> Any:
+    def _reduced(self, reduction: folds.Fold | Callable[[], folds.Fold], axis: Axis, keepdims: bool) -> Any:
         """Reduce some axes by a Fold, or by the Fold that a function returns, whose errors are raised on all ranks.
 
         Each rank reduces its elements.  Partial results of an axis that is divided are then moved so that a rank has
         all those of some results, which it joins.  All elements, without their indices, are reduced as a matrix.
         """
-        if axis is None and self.size and not (isinstance(reduction, Fold) and reduction.indexed):
+        if axis is None and self.size and not (isinstance(reduction, folds.Fold) and reduction.indexed):
             return self._of_matrix(self.unfolding._reduced(reduction, None, True), keepdims)
         with together(self.grid.comm) as arguments, np.errstate(all="ignore"):
             fold = reduction() if callable(reduction) else reduction
@@ -60,8 +47,8 @@ class TensorReductions(TensorBase):
             count = prod(self.shape[x] for x in gone)
             if not count and fold.empty is None:
                 raise ArgumentError(f"{fold.name} of no elements: axis={axis} of a tensor of shape {self.shape}")
-            dtype, nothing = result_type(fold, self.dtype), of_one_element(fold, self.dtype)
-        work, layout, mine = Work(fold.name), partial_layout(self.layout, gone), list[Parts]()
+            dtype, nothing = folds.result_type(fold, self.dtype), folds.of_one_element(fold, self.dtype)
+        work, layout, mine = Work(fold.name), partial_layout(self.layout, gone), list[folds.Parts]()
 
         def part(at: int) -> Array:
             if not mine:
@@ -107,32 +94,32 @@ class TensorReductions(TensorBase):
     def _typed(self, name: str, axis: Axis, keepdims: bool, dtype: Any) -> Any:
         """Return a reduction of elements that are first converted to `dtype`, in this type; None: NumPy's type."""
         terms = self if dtype is None or self.dtype == dtype else self.astype(dtype)
-        result = terms._reduced(FOLDS[name], axis, keepdims)
+        result = terms._reduced(folds.FOLDS[name], axis, keepdims)
         return result if dtype is None or result.dtype == dtype else result.astype(dtype)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return least elements over some axes, all by default.  Collective."""
-        return self._reduced(FOLDS["min"], axis, keepdims)
+        return self._reduced(folds.FOLDS["min"], axis, keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return largest elements over some axes, all by default.  Collective."""
-        return self._reduced(FOLDS["max"], axis, keepdims)
+        return self._reduced(folds.FOLDS["max"], axis, keepdims)
 
     def argmin(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the indices of the first least elements along an axis, or among all by default.  Collective."""
-        return self._reduced(FOLDS["argmin"], axis, keepdims)
+        return self._reduced(folds.FOLDS["argmin"], axis, keepdims)
 
     def argmax(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the indices of the first largest elements along an axis, or among all by default.  Collective."""
-        return self._reduced(FOLDS["argmax"], axis, keepdims)
+        return self._reduced(folds.FOLDS["argmax"], axis, keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return whether any element over some axes, all by default, is not 0.  Collective."""
-        return self._reduced(FOLDS["any"], axis, keepdims)
+        return self._reduced(folds.FOLDS["any"], axis, keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return whether all elements over some axes, all by default, are not 0.  Collective."""
-        return self._reduced(FOLDS["all"], axis, keepdims)
+        return self._reduced(folds.FOLDS["all"], axis, keepdims)
 
     def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
@@ -140,22 +127,22 @@ class TensorReductions(TensorBase):
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return means over some axes, all by default.  Collective."""
-        return self._reduced(FOLDS["mean"], axis, keepdims)
+        return self._reduced(folds.FOLDS["mean"], axis, keepdims)
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return variances over some axes, all by default: sums of |x - mean|^2 / (n - ddof).  Collective."""
-        return self._reduced(lambda: variance("var", ddof, same), axis, keepdims)
+        return self._reduced(lambda: folds.variance("var", ddof, folds.same), axis, keepdims)
 
     def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return standard deviations over some axes, the square roots of `var`.  Collective."""
-        return self._reduced(lambda: variance("std", ddof, np.sqrt), axis, keepdims)
+        return self._reduced(lambda: folds.variance("std", ddof, np.sqrt), axis, keepdims)
 
     def vector_norm(self, ord: float = 2, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return norms of the vectors along some axes, all by default; `ord` as for a DistMatrix.  Collective."""
-        return self._reduced(lambda: vector_norm(ord), axis, keepdims)
+        return self._reduced(lambda: folds.vector_norm(ord), axis, keepdims)
 
 
-def _parts_of(T: TensorBase, fold: Fold, gone: Sequence[int], nothing: Parts) -> Parts:
+def _parts_of(T: TensorBase, fold: folds.Fold, gone: Sequence[int], nothing: folds.Parts) -> folds.Parts:
     """Return the partial results of this rank's elements, on the host, with an extent of 1 along the axes `gone`.
 
     Axes are ordered as in memory, so that elements of contiguous axes are not copied.  A fold that finds indices
@@ -170,7 +157,7 @@ def _parts_of(T: TensorBase, fold: Fold, gone: Sequence[int], nothing: Parts) ->
     for axes in (inner, outer):
         axes.sort(key=lambda axis: -abs(x.strides[axis]))
     line = indices[inner[0]] if fold.indexed and inner else np.zeros(1, np.int64)
-    pieces = [parts_along(y, 1, fold, line) for y in _matrices(x.transpose(outer + inner), len(outer))]
+    pieces = [folds.parts_along(y, 1, fold, line) for y in _matrices(x.transpose(outer + inner), len(outer))]
     back = sorted(range(len(outer)), key=outer.__getitem__)
     parts = tuple(np.concatenate(x).reshape([T.local.shape[a] for a in outer]).transpose(back) for x in zip(*pieces))
     parts = tuple(np.expand_dims(part, tuple(inner)) for part in parts)
@@ -179,20 +166,22 @@ def _parts_of(T: TensorBase, fold: Fold, gone: Sequence[int], nothing: Parts) ->
     lines = np.ix_(*(np.zeros(1, np.int64) if axis in inner else each for axis, each in enumerate(indices)))
     along = [parts[1] if axis in inner else lines[axis] for axis in sorted(gone)]
     parts = parts[0], np.ravel_multi_index(np.broadcast_arrays(*along), [T.shape[axis] for axis in sorted(gone)])
-    return tuple(x.reshape(small) for x in halved(_lines(parts, gone), fold))
+    return tuple(x.reshape(small) for x in folds.halved(_lines(parts, gone), fold))
 
 
-def _joined(fold: Fold, parts: Sequence[Array], gone: Sequence[int], T: TensorBase) -> Parts:
+def _joined(fold: folds.Fold, parts: Sequence[Array], gone: Sequence[int], T: TensorBase) -> folds.Parts:
     """Return the joins of partial results along the axes `gone`, which have an index for each part of an axis of T."""
     small = [1 if axis in gone else n for axis, n in enumerate(parts[0].shape)]
     present = [
         [part for part in range(n) if axis not in gone or n == 1 or T.layout.dim(axis).count(part)]
         for axis, n in enumerate(parts[0].shape)
     ]
-    return tuple(x.reshape(small) for x in halved(_lines([to_host(x)[np.ix_(*present)] for x in parts], gone), fold))
+    return tuple(
+        x.reshape(small) for x in folds.halved(_lines([to_host(x)[np.ix_(*present)] for x in parts], gone), fold)
+    )
 
 
-def _lines(parts: Sequence[np.ndarray], gone: Sequence[int]) -> Parts:
+def _lines(parts: Sequence[np.ndarray], gone: Sequence[int]) -> folds.Parts:
     """Return arrays with the axes `gone` as the first axis, and the others as the second one."""
     order = [*gone, *(axis for axis in range(parts[0].ndim) if axis not in gone)]
     return tuple(x.transpose(order).reshape(prod(x.shape[axis] for axis in gone), -1) for x in parts)
@@ -206,7 +195,7 @@ def _matrices(x: Array, n: int) -> Iterator[Array]:
     if all(_merges(x.shape[some], x.strides[some]) for some in (slice(n), slice(n, None))):
         yield x.reshape(-1, cols)
         return
-    step = max(1, READ * len(x) // x.size)
+    step = max(1, folds.READ * len(x) // x.size)
     for start in range(0, len(x), step):
         piece = x[start : start + step]
         copy = devices.empty(piece.shape, x.dtype, device=devices.of(x))

@@ -15,15 +15,13 @@ from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 from pdgemm.support.agreement import together
 from pdgemm.support.watchdog import ending_the_job
-from pdgemm.training.layers.context import Context
-from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.context import Context, flat_array
 from pdgemm.training.layers.experts import Experts, MixtureOfExperts
 from pdgemm.training.layers.placements import ModulePlacement, Sequence, Vocabulary
-from pdgemm.training.loss_scale import LossScale
 from pdgemm.training.parameters import divided_parameters, storages_of, take_parts
 from pdgemm.training.stages import Chain, Pipeline
 from pdgemm.training.training_run import Loss, Run, Weight
-from pdgemm.training.updates import Updates
+from pdgemm.training.updates import LossScale, Updates
 
 # modules that combine positions by themselves, and not by scaled_dot_product_attention
 _MIXING = nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd

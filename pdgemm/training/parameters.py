@@ -12,8 +12,7 @@ from torch import nn
 from pdgemm.errors import ArgumentError
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.training.flat_shards import FlatShards, owners_of
-from pdgemm.training.layers.context import Context
-from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.context import Context, flat_array
 from pdgemm.training.layers.placements import Division, ModulePlacement
 from pdgemm.training.stages import Chain
 from pdgemm.training.storage import Storage

@@ -22,8 +22,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.parallel.mesh import Line
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule, layers_of
 from pdgemm.schedules.training.pipeline_timeline import Handover
-from pdgemm.training.layers.context import Context, autocast_type
-from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.context import Context, autocast_type, flat_array
 from pdgemm.transport.collectives import byte_requests
 from pdgemm.transport.movers.arrivals import Arrival
 

@@ -15,7 +15,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Then, Traffic
 from pdgemm.parallel.mesh import Line
 from pdgemm.schedules.training.flat_shards import FlatBucket, FlatShards
-from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.context import flat_array
 from pdgemm.transport.movers.arrivals import Arrival
 
 WIDE = {torch.float64: torch.float64}  # the type of gradients; of all other parameters float32

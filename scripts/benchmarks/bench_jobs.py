@@ -163,9 +163,9 @@ def gpt(
 def planned_seconds(sizes: dict[str, int], layout: dict[str, Any]) -> float:
     """Return the seconds of a step that `pdgemm model` predicts."""
     from pdgemm.planning.machines.machine import machine_at_hand
+    from pdgemm.planning.models.model_layers import TrainingLayout
     from pdgemm.planning.models.model_plan import ModelPlan
     from pdgemm.planning.models.model_shape import ModelShape
-    from pdgemm.planning.models.training_layout import TrainingLayout
 
     shape = ModelShape(sizes["layers"], sizes["hidden"], sizes["heads"], 256, sizes["sequence"])
     axes: dict[str, Any] = {name: n for name, n in layout.items() if name != "microbatches"}

@@ -23,7 +23,7 @@ from runner import Case, Work, asleep, main, said
 from pdgemm import DistMatrix, ProcessGrid, array_api
 from pdgemm.algorithms.redistribution import timed_exchange
 from pdgemm.planning.machines.machine import load_machine
-from pdgemm.planning.machines.timing import fastest_exchange
+from pdgemm.planning.machines.simulator import fastest_exchange
 from pdgemm.schedules.exchanges.exchange import plan_exchange
 from pdgemm.transport.exchange_buffers import ExchangeBuffers
 

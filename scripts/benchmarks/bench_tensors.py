@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from pdgemm import DistTensor, ProcessGrid, einsum, pdgemm, plan_einsum
 from pdgemm.planning.tensors import contractions, einsum_plan
 from pdgemm.planning.tensors.tensor_layouts import default_layout
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import in_layout
 
 CCSD = (  # the contractions of the doubles equations, from the ladder (particle-particle) term on
     "abef,efij->abij", "mnij,abmn->abij", "mbej,aeim->abij", "ae,ebij->abij", "mi,abmj->abij", "abej,ei->abij",

@@ -25,11 +25,10 @@ import numpy as np
 
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
-from pdgemm.planning.layout_text import layouts_of
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.planning.machines.replay_files import REPLAY, write_replay
 from pdgemm.planning.machines.simulator import Simulation, simulate
-from pdgemm.planning.question import Question
+from pdgemm.planning.question import Question, layouts_of
 from pdgemm.planning.search.grid_search import near_root
 from pdgemm.schedules.exchanges.exchange import plan_exchange
 from pdgemm.schedules.mover_registry import RING

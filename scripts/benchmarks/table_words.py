@@ -16,7 +16,7 @@ from math import ceil, isqrt
 
 import click
 
-from pdgemm.planning.machines.timing import sample
+from pdgemm.planning.machines.simulator import sample
 from pdgemm.planning.planner import candidates, plan_product
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.question import Question

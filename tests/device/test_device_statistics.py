@@ -12,7 +12,7 @@ from fake_device import SCHEDULES, fake_device
 from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm, verify
 from pdgemm.algorithms.protection import checksum
 from pdgemm.algorithms.statistics import percentiles, sorting
-from pdgemm.linalg.functions import kronecker
+from pdgemm.linalg.functions import matrix_functions
 from pdgemm.local.arrays import elementwise, folds
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -23,7 +23,7 @@ KINDS = ("float64", "float32", "float16", "bfloat16", "int8", "int32", "bool")
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use slabs and pieces of so few elements that the matrices of these tests have several of each."""
-    for module in (folds, percentiles, sorting, kronecker):
+    for module in (folds, percentiles, sorting, matrix_functions):
         monkeypatch.setattr(module, "ON_DEVICE", 40)
     monkeypatch.setattr(checksum, "_ON_DEVICE", 40)
     monkeypatch.setattr(elementwise, "_PIECE", 128)

@@ -11,7 +11,7 @@ from tiers import square_grid
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm
 from pdgemm.local.arrays.device import Reach
-from pdgemm.transport.movers import pull
+from pdgemm.transport.movers import pipeline
 
 pytestmark = pytest.mark.mpi
 
@@ -31,14 +31,14 @@ def test_blocks_are_copied_beside_products(comm: Any, lookahead: int, monkeypatc
     """Each copy after a signal starts and ends while a product is still in its stream."""
     if comm.size < 4:
         pytest.skip("fewer blocks than buffers")
-    beside, wait = list[bool](), pull._Copied.Wait
+    beside, wait = list[bool](), pipeline._Copied.Wait
 
     def watched(self: Any) -> None:
         compute = self._copy.func.__self__._recorder.compute
         wait(self)
         beside.append(compute.finished < compute.begun)
 
-    monkeypatch.setattr(pull._Copied, "Wait", watched)
+    monkeypatch.setattr(pipeline._Copied, "Wait", watched)
     assert outcome(comm, (1, comm.size), lookahead) == []
     assert beside
     assert all(beside)
@@ -51,13 +51,13 @@ def test_both_signals_are_needed(comm: Any, lookahead: int, monkeypatch: pytest.
     if comm.size < 6:
         pytest.skip("fewer blocks than buffers and two")
     assert outcome(comm, (1, comm.size), lookahead) == []
-    wait_for, kept = pull.signal_from, list[Any]()
-    for left_out in (pull._ready, pull._copied):
+    wait_for, kept = pipeline.signal_from, list[Any]()
+    for left_out in (pipeline._ready, pipeline._copied):
         tags = [left_out(number) for number in range(20)]
 
         def unheeded(comm: Any, source: int, recorder: Any, tag: int, tags: list[int] = tags) -> Any:
             kept.append(wait_for(comm, source, recorder, tag))
             return MPI.REQUEST_NULL if tag in tags else kept[-1]
 
-        monkeypatch.setattr(pull, "signal_from", unheeded)
+        monkeypatch.setattr(pipeline, "signal_from", unheeded)
         assert outcome(comm, (1, comm.size), lookahead), left_out

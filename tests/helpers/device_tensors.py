@@ -10,7 +10,7 @@ import numpy as np
 
 from pdgemm import DistMatrix, DistTensor, ProcessGrid, einsum, plan_einsum, tensordot
 from pdgemm.grids.tensor_layout import TensorLayout
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import in_layout
 
 KINDS = ("float64", "complex64", "bfloat16")
 EXPRESSIONS = (

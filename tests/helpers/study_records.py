@@ -9,8 +9,7 @@ from typing import Any
 
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.tools.studies import records
-from pdgemm.tools.studies.cases import Case, cases
-from pdgemm.tools.studies.training_cases import SIZES, TrainingCase, training_cases
+from pdgemm.tools.studies.cases import SIZES, Case, TrainingCase, cases, training_cases
 
 SIDE = 1024
 

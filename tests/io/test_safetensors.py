@@ -17,7 +17,7 @@ from pdgemm import DistMatrix, ProcessGrid
 from pdgemm.errors import ArgumentError, DTypeError, FileError, LayoutError
 from pdgemm.io import atomic, safetensors
 from pdgemm.io.many_datasets import ManyDatasets
-from pdgemm.io.safetensors.header import DTYPE
+from pdgemm.io.safetensors.matrices import DTYPE
 
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 pytestmark = pytest.mark.mpi

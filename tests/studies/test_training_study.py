@@ -14,11 +14,9 @@ from tiers import thorough
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.machine import Machine
 from pdgemm.tools.studies import plot, records
-from pdgemm.tools.studies.cases import Case
-from pdgemm.tools.studies.curves import Section, read_all
+from pdgemm.tools.studies.cases import SIZES, Case, TrainingCase, training_cases
+from pdgemm.tools.studies.curves import Section, TrainingPoint, agreement, read_all
 from pdgemm.tools.studies.figures import drawing, panels
-from pdgemm.tools.studies.training_cases import SIZES, TrainingCase, training_cases
-from pdgemm.tools.studies.training_points import TrainingPoint, agreement
 
 HOW: dict[str, Any] = {"program": "gpt", "steps": 2, "warmup": 1}
 

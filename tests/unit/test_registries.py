@@ -26,15 +26,13 @@ from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import KINDS
 from pdgemm.planning import algorithm_registry
 from pdgemm.planning.algorithm_registry import ALGORITHMS
-from pdgemm.planning.layout_text import layouts_of
 from pdgemm.planning.machines.machine import KINDS as LINKS
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.simulator import simulate
-from pdgemm.planning.machines.timing import product_seconds
+from pdgemm.planning.machines.simulator import product_seconds, simulate
 from pdgemm.planning.planner import plan_product
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan
-from pdgemm.planning.question import movers
+from pdgemm.planning.question import layouts_of, movers
 from pdgemm.schedules.mover_registry import MOVERS, POLICIES, by_messages, fan_out, mover_choices
 
 ROOT = Path(__file__).parents[2]

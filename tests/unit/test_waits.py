@@ -23,11 +23,11 @@ REQUESTS = {"Wait", "Waitall", "Waitany", "Waitsome", "Allocate_shared", "Agree"
 MAKERS = {"Dup", "Split", "Split_type", "Sub", "Create_cart", "Create_group", "Shrink"}
 NO_WAIT = {
     # `Wait` methods of requests: their callers are checked
-    *("instrument/recorder.py", "transport/movers/reduce.py", "transport/movers/pull.py"),
+    *("instrument/recorder.py", "transport/movers/reduce.py", "transport/movers/pipeline.py"),
     # they wait for events of the device
     *("transport/movers/nccl.py", "transport/panels/task.py", "devices/cuda_nccl.py", "devices/streams.py"),
 }
-CALLERS_OWN = {"resilience/survivors.py", "tools/studies/run.py", "support/watchdog.py"}
+CALLERS_OWN = {"resilience/survivors.py", "tools/studies/measure.py", "support/watchdog.py"}
 
 
 @cache

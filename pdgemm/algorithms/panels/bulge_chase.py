@@ -14,7 +14,7 @@ from pdgemm.local.blas.local_lapack import call_lapack, fortran_letter
 from pdgemm.local.blas.local_qr import reflect_rows
 from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSchedule
 from pdgemm.transport.movers.pipeline import Slot
-from pdgemm.transport.movers.shift import receive, send
+from pdgemm.transport.movers.ring import receive, send
 from pdgemm.transport.panels.task import Task
 
 

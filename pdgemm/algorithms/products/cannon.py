@@ -13,8 +13,7 @@ from pdgemm.schedules.products import Cannon
 from pdgemm.schedules.steps import cannon_neighbours
 from pdgemm.transport.movers.nccl import NcclShift
 from pdgemm.transport.movers.panel_views import held_panel
-from pdgemm.transport.movers.pipeline import RingShift
-from pdgemm.transport.movers.pull import Neighbours, PullShift
+from pdgemm.transport.movers.pipeline import Neighbours, PullShift, RingShift
 from pdgemm.transport.store import store
 
 

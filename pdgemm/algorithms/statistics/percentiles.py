@@ -1,4 +1,4 @@
-"""Medians and other percentiles, along an axis or of all elements, with NumPy's linear interpolation; histograms."""
+"""Medians and other percentiles with NumPy's linear interpolation, histograms, and reductions without NaN."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pdgemm.algorithms.statistics.sorting import (
-    at_places,
-    check_ordered,
-    elements_of,
-    in_order,
-    keys_of,
-    of_columns,
-    places_in,
-    sum_over_ranks,
-    whole_columns,
-)
+from pdgemm.algorithms.statistics import sorting
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import Array, of, to_host
@@ -26,6 +16,77 @@ from pdgemm.local.arrays.folds import ON_DEVICE, widened
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
+
+
+def nansum(a: DistMatrix, axis: int | None = None) -> Any:
+    """Return the sum of the elements that are not NaN, as `A.sum`; 0 if there are none.  Collective."""
+    return _filled(a, 0).sum(axis)
+
+
+def nanprod(a: DistMatrix, axis: int | None = None) -> Any:
+    """Return the product of the elements that are not NaN, as `A.prod`; 1 if there are none.  Collective."""
+    return _filled(a, 1).prod(axis)
+
+
+def nanmin(a: DistMatrix, axis: int | None = None) -> Any:
+    """Return the least element that is not NaN, as `A.min`; NaN if there are none.  Collective."""
+    return _extreme(a, axis, "min", np.inf)
+
+
+def nanmax(a: DistMatrix, axis: int | None = None) -> Any:
+    """Return the largest element that is not NaN, as `A.max`; NaN if there are none.  Collective."""
+    return _extreme(a, axis, "max", -np.inf)
+
+
+def nanmean(a: DistMatrix, axis: int | None = None) -> Any:
+    """Return the mean of the elements that are not NaN; NaN if there are none.  Collective."""
+    return a.mean(axis) if _whole(a) else _divided(nansum(a, axis), _count(a, axis))
+
+
+def nanvar(a: DistMatrix, axis: int | None = None, ddof: int = 0) -> Any:
+    """Return the variance sum |a - mean|^2 / (N - ddof) of the N elements that are not NaN.  Collective."""
+    if _whole(a):
+        return a.var(axis, ddof)
+    mean = np.asarray(nanmean(a, axis))
+    apart: Any = np.where(np.isnan(a), a.dtype.type(0), a - (mean[:, None] if axis in (1, -1) else mean))
+    squares = (abs(apart) ** 2).sum(axis)
+    return _divided(squares, np.maximum(_count(a, axis) - as_count(ddof, "ddof", 0), 0))
+
+
+def nanstd(a: DistMatrix, axis: int | None = None, ddof: int = 0) -> Any:
+    """Return the standard deviation of the elements that are not NaN, the root of `nanvar`.  Collective."""
+    deviation = np.sqrt(nanvar(a, axis, ddof))
+    return deviation if isinstance(deviation, np.ndarray) else deviation[()]
+
+
+def _whole(a: DistMatrix) -> bool:
+    """Are the elements whole numbers, which cannot be NaN?"""
+    return a.dtype.kind in "biu"
+
+
+def _filled(a: DistMatrix, number: float) -> DistMatrix:
+    """Return the matrix with a number in place of NaN."""
+    filled: Any = a if _whole(a) else np.where(np.isnan(a), a.dtype.type(number), a)
+    return filled
+
+
+def _count(a: DistMatrix, axis: int | None) -> Any:
+    """Return the number of elements that are not NaN."""
+    present: Any = ~np.isnan(a)
+    return present.sum(axis)
+
+
+def _extreme(a: DistMatrix, axis: int | None, name: str, worst: float) -> Any:
+    if _whole(a):
+        return getattr(a, name)(axis)
+    extreme = getattr(_filled(a, worst), name)(axis)
+    return np.where(_count(a, axis) > 0, extreme, extreme.dtype.type(np.nan))[()]
+
+
+def _divided(sums: Any, counts: Any) -> Any:
+    """Return sums divided by counts, of the type of the sums; NaN where a count is 0."""
+    with np.errstate(all="ignore"):
+        return (sums / np.asarray(counts)).astype(sums.dtype)[()]
 
 
 def percentile(a: DistMatrix, q: Any, axis: int | None = None) -> Any:
@@ -76,7 +137,7 @@ def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any) -> Any
     comm = communicator(a=a)
     with together(comm) as arguments:
         check_matrices(a=a)
-        check_ordered(a.dtype, name)
+        sorting.check_ordered(a.dtype, name)
         levels = np.asarray(q, np.float64)
         if levels.ndim > 1 or not ((levels >= 0) & (levels <= whole)).all():
             raise ArgumentError(f"q of numpy.{name} must be a number or a vector of numbers from 0 to {whole}")
@@ -89,7 +150,7 @@ def _percentiles(name: str, a: DistMatrix, q: Any, whole: int, axis: Any) -> Any
     like = a.dtype if a.dtype.kind == "V" else np.asarray(function(np.ones(2, a.dtype), *arguments_of)).dtype
     if axis is None:
         return _of_all(a, levels / whole, median, skip, like)
-    _, columns = whole_columns(name, a, axis)
+    _, columns = sorting.whole_columns(name, a, axis)
     with together(comm):
         x = columns.local
         if not x.shape[1]:
@@ -105,15 +166,15 @@ def _of_all(a: DistMatrix, q: np.ndarray, median: bool, skip: bool, like: np.dty
     """Return quantiles of all elements.  Collective."""
     comm = a.grid.comm
     with together(comm):
-        keys = keys_of(a)
+        keys = sorting.keys_of(a)
         known = len(keys)
         if a.dtype.kind not in "biu":
-            known = int(places_in(keys, np.array([np.iinfo(keys.dtype).max], keys.dtype))[0])
-    (count,) = sum_over_ranks([known], comm)
+            known = int(sorting.places_in(keys, np.array([np.iinfo(keys.dtype).max], keys.dtype))[0])
+    (count,) = sorting.sum_over_ranks([known], comm)
     if count == 0 or (count < a.size and not skip):
         return np.full(q.shape, np.nan, like)[()]
     at, low, high = _places(q.reshape(-1), count)
-    ends = elements_of(at_places(keys, np.concatenate([low, high]), comm), a.dtype).reshape(2, -1)
+    ends = sorting.elements_of(sorting.at_places(keys, np.concatenate([low, high]), comm), a.dtype).reshape(2, -1)
     return _between(widened(ends), at - low, median).astype(like).reshape(q.shape)[()]
 
 
@@ -124,7 +185,7 @@ def _of_columns(x: Array, q: np.ndarray, median: bool, skip: bool, like: np.dtyp
     """
     (m, n), device = x.shape, of(x)
     assert device is not None
-    x = of_columns(lambda x: np.sort(widened(x), axis=0), x)
+    x = sorting.of_columns(lambda x: np.sort(widened(x), axis=0), x)
     counts = np.full(n, m) if x.dtype.kind in "biu" else to_host(np.sum(x == x, axis=0, dtype=np.int64))
     at, low, high = _places(q.reshape(-1, 1), counts)
     rows = np.concatenate([low.ravel(), high.ravel()])
@@ -170,7 +231,7 @@ def histogram(
     """
     with together(communicator(a=a)) as arguments:
         check_matrices(a=a)
-        check_ordered(a.dtype, "histogram")
+        sorting.check_ordered(a.dtype, "histogram")
         if isinstance(bins, str):
             raise ArgumentError(f"histogram takes a number of intervals or their ends, not {bins!r}")
         bins = np.asarray(bins) if np.ndim(bins) else as_count(bins, "bins", 1)
@@ -180,7 +241,7 @@ def histogram(
         ends = a.min(), a.max()
     with together(a.grid.comm):
         counts, edges = _counted(a.local, bins, ends)
-    counts = sum_over_ranks(counts, a.grid.comm)
+    counts = sorting.sum_over_ranks(counts, a.grid.comm)
     return (counts / np.diff(edges) / counts.sum() if density else counts), edges
 
 
@@ -195,6 +256,6 @@ def _counted(x: Array, bins: Any, ends: tuple[float, float] | None) -> tuple[np.
     dtype = np.dtype(np.uint8) if x.dtype == bool else widened(x[:0]).dtype
     counts, edges = np.histogram(np.empty(0, dtype), bins, ends)
     for slab in slabs(x.shape[0], x.shape[1], ON_DEVICE) if x.size else ():
-        part = in_order(widened, x[slab], dtype)
-        counts += np.diff(np.append(places_in(part, edges[:-1]), places_in(part, edges[-1:], "right")))
+        part = sorting.in_order(widened, x[slab], dtype)
+        counts += np.diff(np.append(sorting.places_in(part, edges[:-1]), sorting.places_in(part, edges[-1:], "right")))
     return counts, edges

@@ -22,16 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.planning.machines import simulator
 from pdgemm.planning.machines.machine import Link, Machine
-from pdgemm.planning.machines.simulator import (
-    check_events,
-    moving_seconds,
-    nodes_of,
-    passed_on,
-    starting_seconds,
-    transfer_seconds,
-    working_seconds,
-)
 from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.rounds import Messages
@@ -66,7 +58,7 @@ def write_replay(
     Raises ArgumentError for too many messages or another folder, and FileError where the folder cannot be written;
     then no file is changed.
     """
-    check_events(schedules, ranks)
+    simulator.check_events(schedules, ranks)
     path = Path(folder)
     with naming(path):
         is_folder = path.is_dir()
@@ -136,15 +128,15 @@ def actions(schedule: Schedule, machine: Machine, network: Machine, ranks: int) 
     work.  Where the schedule allows it, the messages of a round overlap with the work of the round before.
     network : the machine with the links of the platform, of `with_two_links`.
     """
-    node = nodes_of(machine, ranks)
-    seconds = starting_seconds(schedule, machine, ranks)
+    node = simulator.nodes_of(machine, ranks)
+    seconds = simulator.starting_seconds(schedule, machine, ranks)
     before = np.zeros(ranks)
     for at in schedule.rounds():
         yield from _computed(seconds)
         if not (at.hidden and schedule.lookahead):
             yield from _computed(before)
             before = np.zeros(ranks)
-        transfers = [passed_on(x) for x in at.transfers]
+        transfers = [simulator.passed_on(x) for x in at.transfers]
         sent, busy = [x for x in transfers if not x.read], set[int]()
         for tag, (source, target, size) in enumerate(_pieces(sent)):
             yield target, f"irecv {source} {tag} {max(size, 1)}"  # SimGrid has no receives of 0 bytes
@@ -152,11 +144,11 @@ def actions(schedule: Schedule, machine: Machine, network: Machine, ranks: int) 
             busy |= {source, target}
         yield from _computed(before)
         yield from ((rank, "waitall") for rank in sorted(busy))
-        moving, _ = transfer_seconds(transfers, machine, node)
+        moving, _ = simulator.transfer_seconds(transfers, machine, node)
         by_network = _network_seconds(sent, network, node)
         both = before + moving - machine.overlap * np.minimum(before, moving)
         seconds = both - np.maximum(before, by_network)
-        before = working_seconds(at, machine, schedule, ranks)
+        before = simulator.working_seconds(at, machine, schedule, ranks)
         seconds += machine.panel_overhead * (before > 0)
     yield from _computed(seconds)
     yield from _computed(before)
@@ -182,7 +174,7 @@ def _network_seconds(sent: list[Messages], network: Machine, node: np.ndarray) -
 
     Messages from the rank's node and from other nodes move at the same time, and so do the latencies of messages.
     """
-    seconds, largest = moving_seconds(sent, network, node)[0], np.zeros((2, len(node)))
+    seconds, largest = simulator.moving_seconds(sent, network, node)[0], np.zeros((2, len(node)))
     for x in sent:
         away = (node[x.source] != node[x.target]).astype(int)
         alpha = np.array([link.alpha for link in network.links(x.kind)])[away]
@@ -197,7 +189,7 @@ def platform(network: Machine, ranks: int) -> Iterator[str]:
     A host receives messages from its own node through a link of its own.  The hosts of a node share a link into the
     network and a link out of it.  As in the simulator, sending costs a host nothing.
     """
-    node, (near, far) = nodes_of(network, ranks).tolist(), network.links(RING.name)
+    node, (near, far) = simulator.nodes_of(network, ranks).tolist(), network.links(RING.name)
 
     def link(name: str, bandwidth: float, latency: float = 0, sharing: str = "SHARED") -> str:
         figures = f'bandwidth="{bandwidth:.9g}Bps" latency="{latency:.9g}s"'

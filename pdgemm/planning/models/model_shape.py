@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.arguments import as_count
-from pdgemm.planning.models.model_layers import HEADS, NOTHING, LayerKinds, Layers
-from pdgemm.planning.models.training_layout import TrainingLayout
+from pdgemm.planning.models.model_layers import HEADS, NOTHING, LayerKinds, Layers, TrainingLayout
 
 _LLAMA3 = {"vocabulary": 128256, "sequence": 8192, "kv_heads": 8, "gated": True, "tied": False}
 PRESETS: dict[str, dict[str, Any]] = {

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdgemm.planning.models.model_layers import Layers, sums_by_name
+from pdgemm.planning.models.model_layers import Layers, TrainingLayout, sums_by_name
 from pdgemm.planning.models.model_shape import ModelLayers, ModelShape
-from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.schedules.training.pipeline_orders import pipeline_kind
 from pdgemm.support.remembered import remembered

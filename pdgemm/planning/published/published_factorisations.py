@@ -16,8 +16,7 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.planning.machines.known_machines import machine_of
 from pdgemm.planning.program import Program
-from pdgemm.planning.published.published_products import checked_products
-from pdgemm.planning.published.published_row import PublishedRow, published_table, read_table
+from pdgemm.planning.published.published_products import PublishedRow, checked_products, published_table, read_table
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.factor_schedules import CholeskySchedule, LUSchedule
 from pdgemm.support.text import Table

@@ -7,10 +7,10 @@ from typing import Any
 
 from pdgemm.planning.machines.known_machines import accelerator
 from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.models.model_layers import TrainingLayout
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import ModelShape
-from pdgemm.planning.models.training_layout import TrainingLayout
-from pdgemm.planning.published.published_row import PublishedRow, published_table, read_table
+from pdgemm.planning.published.published_products import PublishedRow, published_table, read_table
 from pdgemm.support.text import Table
 
 SC21 = "Narayanan et al., SC 2021"

@@ -22,13 +22,12 @@ import numpy as np
 from pdgemm.errors import ArgumentError, LayoutError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.local.arrays import dtypes
-from pdgemm.planning.layout_text import IDEAL
-from pdgemm.planning.machines.timing import sample
+from pdgemm.planning.machines.simulator import sample
 from pdgemm.planning.planner import candidates
 from pdgemm.planning.problem import AlgorithmRequest
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.program import Stage
-from pdgemm.planning.question import Question
+from pdgemm.planning.question import IDEAL, Question
 from pdgemm.planning.tensors.expression import Labels
 from pdgemm.planning.tensors.resources import Costs, Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, grids_of

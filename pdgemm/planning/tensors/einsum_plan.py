@@ -17,9 +17,8 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_name
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes, with_reach
 from pdgemm.planning.program import Program, Stage
-from pdgemm.planning.tensors.contraction_order import contraction_order
 from pdgemm.planning.tensors.contractions import PRODUCT, Contraction, Pair, contraction
-from pdgemm.planning.tensors.expression import Expression, Labels, parsed
+from pdgemm.planning.tensors.expression import Expression, Labels, contraction_order, parsed
 from pdgemm.planning.tensors.resources import Costs, Resources, TensorValue
 from pdgemm.planning.tensors.tensor_layouts import default_layout, partial_layout, undivided
 from pdgemm.schedules.collectives.vectors import gathering

@@ -8,7 +8,7 @@ import numpy as np
 
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.planning.machines.machine import CUDA, Machine
-from pdgemm.planning.machines.timing import consecutive, exchange_seconds, fastest_exchange, sample
+from pdgemm.planning.machines.simulator import consecutive, exchange_seconds, fastest_exchange, sample
 from pdgemm.planning.program import Stage
 from pdgemm.schedules.exchanges.exchange import Selection
 from pdgemm.schedules.exchanges.tensor_exchange import NO_PAIRS, Pairs, matrix_to_read, plan_move, stays_in_place

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pdgemm.errors import ArgumentError
+from pdgemm.tensors.indexing.tensor_copies import concatenate
 from pdgemm.tensors.indexing.tensor_lines import cumulative, places_of_nonzero
-from pdgemm.tensors.tensor_joins import concatenate
 
 
 def take(a: Any, indices: Any, axis: int | None = None) -> Any:

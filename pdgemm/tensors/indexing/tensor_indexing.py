@@ -21,14 +21,11 @@ from pdgemm.matrix.argument_checks import overlap
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
-from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.indexing import tensor_keys, tensor_lines
-from pdgemm.tensors.indexing.tensor_copies import broadcast_to, flip
+from pdgemm.tensors.indexing.tensor_copies import broadcast_to, flip, moveaxis, operand_tensor
 from pdgemm.tensors.indexing.tensor_keys import ParsedKey, is_list, is_mask, parsed_key, with_axes
 from pdgemm.tensors.indexing.tensor_lines import in_line, recorded
-from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import moveaxis, operand_tensor
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import TensorBase, as_operand, in_layout
 from pdgemm.tensors.tensor_parts import TensorParts, is_window
 
 

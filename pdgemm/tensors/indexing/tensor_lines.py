@@ -24,8 +24,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import is_readable, new_array
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
-from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import TensorBase, in_layout
 
 Tensor = TypeVar("Tensor", bound=TensorBase)
 BATCH = 1 << 21  # elements that each rank fetches at a time

@@ -7,14 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pdgemm.algorithms.statistics.sorting import (
-    check_ordered,
-    cuts_of,
-    elements_of,
-    keys_of,
-    keys_of_elements,
-    sum_over_ranks,
-)
+from pdgemm.algorithms.statistics import sorting
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.work import Work
 from pdgemm.local.arrays.arguments import as_name
@@ -22,10 +15,9 @@ from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.local.arrays.folds import widened
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import described_elements, together
+from pdgemm.tensors.indexing.tensor_copies import concatenate, operand_tensor
 from pdgemm.tensors.indexing.tensor_lines import cumulative, deal, in_line, of_rows, places_of_nonzero, stored
-from pdgemm.tensors.tensor_base import TensorBase
-from pdgemm.tensors.tensor_joins import concatenate, operand_tensor
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import TensorBase, in_layout
 
 
 def sort(x: Any, axis: int | None = -1, kind: Any = None, *, stable: Any = None, descending: bool = False) -> Any:
@@ -83,11 +75,11 @@ def _sorted(line: Any, descending: bool, places: bool) -> Any:
     """Return the sorted elements of a line of real numbers; with `places`, their indices.  Collective."""
     name, parts = "argsort" if places else "sort", line.layout.first[0].parts
     with together(line.grid.comm) as arguments:
-        check_ordered(line.dtype, name)
+        sorting.check_ordered(line.dtype, name)
         arguments += [name, str(line.layout), line.dtype, descending]
         keys, order = _keys(line, descending, places)
     dim, size = line.layout.first[0], line.size
-    cuts = cuts_of(keys, np.minimum(np.arange(1, parts) * dim.block, size), size, line.grid.comm)
+    cuts = sorting.cuts_of(keys, np.minimum(np.arange(1, parts) * dim.block, size), size, line.grid.comm)
     sizes, work = np.diff(cuts), Work(name)
     rows, _ = deal(keys[:, None], sizes, line.grid, work)
     with together(line.grid.comm):  # memory may be short on one rank
@@ -102,7 +94,7 @@ def _sorted(line: Any, descending: bool, places: bool) -> Any:
         result = of_rows(line, line.layout, rows, turn)
     else:
         keys = ~keys if descending else keys
-        result = line.with_elements(line.layout, line.dtype, lambda: elements_of(keys, line.dtype))
+        result = line.with_elements(line.layout, line.dtype, lambda: sorting.elements_of(keys, line.dtype))
     work.reported(result.unfolding, 1)
     return result
 
@@ -110,10 +102,10 @@ def _sorted(line: Any, descending: bool, places: bool) -> Any:
 def _keys(line: Any, descending: bool, places: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return sorted keys of this rank's elements, smaller for larger ones if descending; with `places`, their order."""
     if not places:
-        keys = to_host(keys_of(line.unfolding))
+        keys = to_host(sorting.keys_of(line.unfolding))
         return ~keys[::-1] if descending else keys, np.empty(0, np.int64)
     x = to_host(line.local)
-    keys = keys_of_elements(x + x.dtype.type(0) if x.dtype.kind == "f" else x)  # -0 equals 0
+    keys = sorting.keys_of_elements(x + x.dtype.type(0) if x.dtype.kind == "f" else x)  # -0 equals 0
     keys = ~keys if descending else keys
     order = np.argsort(keys, kind="stable")
     return keys[order], order
@@ -137,7 +129,7 @@ def searchsorted(a: Any, v: Any, side: Literal["left", "right"] = "left", sorter
         with together(a.grid.comm) as arguments:
             arguments.append(described_elements(np.asarray(v)))
             counts = np.asarray(np.searchsorted(to_host(a.local), v, side), np.int64)
-        return operand_tensor(sum_over_ranks(counts, a.grid.comm), a)._result()
+        return operand_tensor(sorting.sum_over_ranks(counts, a.grid.comm), a)._result()
     flat, first = type(a).reshape(v, [v.size]), side == "left"
     work = Work("searchsorted")
     order = work.did(argsort(work.did(concatenate([flat, a] if first else [a, flat]))))

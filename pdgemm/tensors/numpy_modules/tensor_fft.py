@@ -20,9 +20,8 @@ from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.local.arrays.device import beside
 from pdgemm.planning.tensors.tensor_layouts import undivided
 from pdgemm.support.agreement import together
-from pdgemm.tensors.indexing.tensor_copies import flip, roll
-from pdgemm.tensors.tensor_joins import concatenate, moveaxis
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.indexing.tensor_copies import concatenate, flip, moveaxis, roll
+from pdgemm.tensors.tensor_base import in_layout
 
 _FORWARD = ("fft", "rfft", "hfft")  # the others are divided by n, if norm is "backward"
 

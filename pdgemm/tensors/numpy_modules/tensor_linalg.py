@@ -18,10 +18,9 @@ from pdgemm.errors import ArgumentError, LayoutError, LinAlgError
 from pdgemm.linalg.work import Work
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
-from pdgemm.tensors.broadcast_operands import as_operand
 from pdgemm.tensors.indexing import tensor_copies
+from pdgemm.tensors.indexing.tensor_copies import concatenate
 from pdgemm.tensors.tensor_base import Axis, TensorBase
-from pdgemm.tensors.tensor_joins import concatenate
 
 
 class EigResult(NamedTuple):

@@ -12,8 +12,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.elementwise import scale
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.planning.machines.machine import CUDA, HOST, Link
-from pdgemm.planning.machines.plausible import is_possible
+from pdgemm.planning.machines.machine import CUDA, HOST, Link, is_possible
 from pdgemm.schedules.mover_registry import NCCL, RING, by_messages
 from pdgemm.support.agreement import together
 from pdgemm.support.waits import Wait
@@ -22,7 +21,7 @@ from pdgemm.transport.movers import BROADCASTS
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
 from pdgemm.transport.movers.pipeline import PanelRing, Slot
 from pdgemm.transport.movers.reduce import reduce_scatter
-from pdgemm.transport.movers.shift import receive, send
+from pdgemm.transport.movers.ring import receive, send
 from pdgemm.transport.movers.staged import Staged, staged_receive, to_staging
 
 _SMALL = 1  # words of the small message

@@ -10,10 +10,9 @@ import click
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.known_machines import machine_of
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.models.layout_search import LayoutSearch
-from pdgemm.planning.models.model_plan import ModelPlan
+from pdgemm.planning.models.model_layers import TrainingLayout
+from pdgemm.planning.models.model_plan import LayoutSearch, ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.support.text import Table, counted, in_seconds, in_words
 from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import OfOneRank

@@ -14,16 +14,14 @@ from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import best_tiling
 from pdgemm.local.arrays import dtypes
 from pdgemm.planning.collective_plan import collective_costs, costs_table, parts_of
-from pdgemm.planning.layout_text import DEFAULT, FORMS
 from pdgemm.planning.machines import simulator
 from pdgemm.planning.machines.known_machines import machine_of
-from pdgemm.planning.machines.machine import MACHINE
-from pdgemm.planning.machines.plausible import doubts, impossible_figures
+from pdgemm.planning.machines.machine import MACHINE, doubts, impossible_figures
 from pdgemm.planning.machines.replay_files import REPLAY, write_replay
 from pdgemm.planning.plan_simulation import PlanSimulation, simulate_plan
 from pdgemm.planning.planner import RULE, candidates_explained
 from pdgemm.planning.published.published_products import known_errors
-from pdgemm.planning.question import MOST_TRIED, Question, movers
+from pdgemm.planning.question import DEFAULT, FORMS, MOST_TRIED, Question, movers
 from pdgemm.planning.search.candidate_table import wrapped
 from pdgemm.planning.search.grid_search import near_root
 from pdgemm.schedules.collectives.collective import OPERATIONS

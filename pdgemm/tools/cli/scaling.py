@@ -25,10 +25,9 @@ from pdgemm.tools.cli import options
 from pdgemm.tools.cli.job import start_mpi
 from pdgemm.tools.cli.options import INTEGERS, MNK
 from pdgemm.tools.studies import figures, records
-from pdgemm.tools.studies.cases import KINDS, cases
+from pdgemm.tools.studies.cases import AUTO, EXAMPLE, KINDS, SIZES, cases, program_file, training_cases
 from pdgemm.tools.studies.jobs import BAD_INPUT, ENDED, Ended, Launcher, StudyJobs, threads_per_rank
 from pdgemm.tools.studies.plot import finished
-from pdgemm.tools.studies.training_cases import AUTO, EXAMPLE, SIZES, program_file, training_cases
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -256,7 +255,7 @@ def _inside(study: _StudyInFile, only: tuple[int, ...] | None, calibrate: bool, 
 
     from pdgemm.io.atomic import on_root
     from pdgemm.tools.cli.session import check_launcher
-    from pdgemm.tools.studies.run import run_cases
+    from pdgemm.tools.studies.measure import run_cases
 
     comm, path, wanted = MPI.COMM_WORLD, study.path, study.wanted
     check_launcher(comm.size)
@@ -284,7 +283,7 @@ def _calibrated(comm: MPI.Intracomm, study: _StudyInFile) -> Machine | None:
     If the machine was so busy that a figure is impossible, warn and return None.
     """
     from pdgemm.io.atomic import on_root
-    from pdgemm.planning.machines.plausible import impossible_figures
+    from pdgemm.planning.machines.machine import impossible_figures
     from pdgemm.tools.calibrate import calibrate
 
     machine = calibrate(comm, device=study.device)

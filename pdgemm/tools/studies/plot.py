@@ -15,12 +15,21 @@ from pdgemm.planning.machines.machine import Machine
 from pdgemm.support.files import write_file
 from pdgemm.support.text import Table, algorithm_name, counted, echo, in_seconds, sides
 from pdgemm.tools.studies import figures
-from pdgemm.tools.studies.curves import CALLED, TITLES, Curve, Results, Section, per_node, read_all
+from pdgemm.tools.studies.cases import TrainingCase
+from pdgemm.tools.studies.curves import (
+    CALLED,
+    TITLES,
+    Curve,
+    Results,
+    Section,
+    TrainingPoint,
+    agreement,
+    per_node,
+    read_all,
+)
 from pdgemm.tools.studies.figures import FigurePanel
 from pdgemm.tools.studies.predictions import Predicted, Prediction, assumptions, predict
 from pdgemm.tools.studies.records import AnyCase, Measurement, Record, read_study, relative
-from pdgemm.tools.studies.training_cases import TrainingCase
-from pdgemm.tools.studies.training_points import TrainingPoint, agreement
 
 _FAR = 1 << 17  # ranks beyond which no time is predicted
 # the columns of tables: each function returns a cell for a curve and a point of the curve

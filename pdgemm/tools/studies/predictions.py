@@ -19,8 +19,7 @@ from pdgemm.planning.question import Question, movers
 from pdgemm.schedules.formulas import lower_bound
 from pdgemm.schedules.mover_registry import AUTO
 from pdgemm.support.text import counted
-from pdgemm.tools.studies.cases import Case
-from pdgemm.tools.studies.training_cases import TrainingCase
+from pdgemm.tools.studies.cases import Case, TrainingCase
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from pdgemm.support.file_states import ordinary
 from pdgemm.support.files import lock, naming
 from pdgemm.support.files import read_file as read_file
 from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted, decoded
-from pdgemm.tools.studies.cases import Case
+from pdgemm.tools.studies.cases import Case, TrainingCase
 from pdgemm.tools.studies.predictions import Prediction
-from pdgemm.tools.studies.training_cases import TrainingCase
 
 FORMAT = 1
 LARGEST_FILE = 1 << 28  # bytes: some ten thousand measurements

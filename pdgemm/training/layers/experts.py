@@ -15,8 +15,7 @@ from torch.autograd.function import once_differentiable
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.parallel.mesh import Line
 from pdgemm.schedules.collectives.collective import even_parts
-from pdgemm.training.layers.context import MICROBATCH, Context
-from pdgemm.training.layers.exchanges import REPLICATED, SHARDED, as_tensor, flat_array
+from pdgemm.training.layers.context import MICROBATCH, REPLICATED, SHARDED, Context, as_tensor, flat_array
 from pdgemm.training.layers.placements import Division, ModulePlacement
 
 Apply = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map
 
 from pdgemm.errors import ArgumentError, MeshError
 from pdgemm.schedules.training.mesh_shape import block_of
-from pdgemm.training.layers.context import Context, is_transposed
-from pdgemm.training.layers.exchanges import REPLICATED, SHARDED
+from pdgemm.training.layers.context import REPLICATED, SHARDED, Context, is_transposed
 from pdgemm.training.layers.scores import Scores, check_tokens
 
 

@@ -13,7 +13,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.parallel.mesh import Line
 from pdgemm.schedules.training.mesh_shape import block_of
 from pdgemm.schedules.training.row_collectives import rows_by_rank
-from pdgemm.training.layers.exchanges import PARTIAL, REPLICATED, SHARDED, Cut, flat_array
+from pdgemm.training.layers.context import PARTIAL, REPLICATED, SHARDED, Cut, flat_array
 
 if TYPE_CHECKING:
     from pdgemm.training.layers.context import Context

@@ -23,14 +23,14 @@ from pdgemm.errors import ArgumentError
 from pdgemm.io import hdf5
 from pdgemm.io.atomic import on_root
 from pdgemm.io.safetensors import matrices as safetensors
-from pdgemm.io.safetensors.header import read_header
+from pdgemm.io.safetensors.matrices import read_header
 from pdgemm.local.arrays.dtypes import STORED
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.parallel.mesh import Mesh
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.support.agreement import together
 from pdgemm.support.watchdog import ending_the_job
-from pdgemm.training.layers.exchanges import flat_array
+from pdgemm.training.layers.context import flat_array
 from pdgemm.training.layers.placements import Division
 from pdgemm.training.parameters import Parameters
 from pdgemm.training.stages import Chain

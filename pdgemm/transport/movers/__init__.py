@@ -21,9 +21,8 @@ from mpi4py import MPI
 from pdgemm.errors import ArgumentError
 from pdgemm.names import AnyName
 from pdgemm.schedules.mover_registry import IBCAST, NCCL, RING, Mover, add_mover, mover_choices
-from pdgemm.transport.movers.ibcast import ibcast
 from pdgemm.transport.movers.nccl import nccl
-from pdgemm.transport.movers.ring import ring
+from pdgemm.transport.movers.ring import ibcast, ring
 
 Broadcast = Callable[[MPI.Comm, Any, int, Any, Any], None]
 

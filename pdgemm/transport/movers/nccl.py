@@ -14,7 +14,7 @@ from mpi4py import MPI
 from pdgemm.instrument.recorder import Recorder
 from pdgemm.local.arrays.device import Array, of
 from pdgemm.transport.movers.pipeline import RingShift, flat
-from pdgemm.transport.movers.shift import pieces
+from pdgemm.transport.movers.ring import pieces
 
 
 def nccl(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:

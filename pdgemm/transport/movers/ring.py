@@ -1,18 +1,61 @@
-"""The mover `ring` forwards a panel around a ring, or along a chain of ranks, by point-to-point messages.
+"""Messages of movers: MPI_Ibcast, a shift to a neighbour, and the ring, which forwards a panel along a chain of ranks.
 
 Ranks of a node that read each other's memory send signals: messages without words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from pdgemm.instrument.recorder import Recorder, Then
-from pdgemm.schedules.mover_registry import RING
+from pdgemm.local.arrays.dtypes import wire
+from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
+from pdgemm.schedules.mover_registry import IBCAST, RING
+
+
+def send(comm: MPI.Comm, panel: Any, to: int, recorder: Recorder, tag: int = 0) -> list[Any]:
+    """Start sending a panel; return the requests after which it may be rewritten.
+
+    panel : flat and contiguous; an empty panel is not sent, a large panel in pieces of LARGEST_MESSAGE_BYTES.
+    tag : if panels may be sent in any order, the panel's own tag among the panels in flight.
+    """
+    recorder.synchronize_copies()
+    leaving = []
+    for piece in pieces(wire(panel)):
+        leaving.append(comm.Isend(piece, dest=to, tag=tag))
+        recorder.traffic.sent(piece.size)
+    return leaving
+
+
+def receive(comm: MPI.Comm, panel: Any, source: int, recorder: Recorder, tag: int = 0) -> list[Any]:
+    """Start receiving a panel that `send` sends; return the requests after which it may be read."""
+    coming = pieces(wire(panel))
+    return [recorder.coming("shift", piece, comm.Irecv(piece, source=source, tag=tag)) for piece in coming]
+
+
+def pieces(x: Any) -> Iterator[Any]:
+    """Return the pieces of an array that are sent as one message each; an empty array has no piece."""
+    words = LARGEST_MESSAGE_BYTES // x.itemsize
+    return (x[start : start + words] for start in range(0, x.size, words))
+
+
+def ibcast(comm: MPI.Comm, x: Any, root: int, slot: Any, recorder: Recorder) -> None:
+    """Start a broadcast of x from root; the broadcast is counted as one message from root to every other rank.
+
+    The ranks that forward x inside the MPI library are not visible; total words and messages do not depend on them.
+    """
+    if comm.rank == root:
+        recorder.synchronize_copies()
+        recorder.traffic.sent(x.size, copies=comm.size - 1)
+        # root may read x before the broadcast completes, but not rewrite it
+        slot.users.append(comm.Ibcast(x, root=root))
+    else:
+        slot.arrivals.append(recorder.coming(IBCAST.name, x, comm.Ibcast(x, root=root)))
+
 
 Wait = Callable[[], object]
 

@@ -14,8 +14,7 @@ from pdgemm.instrument.recorder import Then
 from pdgemm.local.arrays.device import Pinned, of
 from pdgemm.local.arrays.dtypes import wire
 from pdgemm.schedules.mover_registry import RING
-from pdgemm.transport.movers.ring import sender
-from pdgemm.transport.movers.shift import receive
+from pdgemm.transport.movers.ring import receive, sender
 
 
 class Staged:

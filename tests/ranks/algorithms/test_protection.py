@@ -13,7 +13,7 @@ from tiers import everything, in_turn, square_grid
 
 from pdgemm import DistMatrix, ProcessGrid, pdgemm, plan
 from pdgemm.algorithms import prepared, redistribution
-from pdgemm.algorithms.protection import repetition
+from pdgemm.algorithms.protection import checksum
 from pdgemm.algorithms.protection.row_checksums import weights
 from pdgemm.errors import ArgumentError, CorruptionError, MemoryLimitError
 
@@ -291,7 +291,7 @@ def test_overflow_and_underflow_are_no_flips(
     comm: Any, grid: Any, capfd: pytest.CaptureFixture[str], case: int, constant: bool
 ) -> None:
     """Overflow and underflow in the sums, in C's type, and in the type to which operands are rounded."""
-    repetition._say_unknown.cache_clear()
+    checksum._say_unknown.cache_clear()
     dtype, options, of_a, of_b, alpha, k = EXTREMES[case]
     r = np.random.default_rng(case)
     with np.errstate(all="ignore"):

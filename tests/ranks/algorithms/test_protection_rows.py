@@ -14,7 +14,7 @@ from problems import DTYPES
 
 from pdgemm import DistMatrix, ProcessGrid, linalg, pdgemm
 from pdgemm.algorithms.products.accumulator import Accumulator
-from pdgemm.algorithms.protection import repetition, row_checksums
+from pdgemm.algorithms.protection import checksum, row_checksums
 from pdgemm.algorithms.protection.row_checksums import weights
 from pdgemm.errors import ArgumentError, CorruptionError
 
@@ -96,7 +96,7 @@ def test_large_changes_are_found_beside_rows_of_any_size(
         def run(protect: Any, A: Any = A, B: Any = B, C0: Any = C0) -> Any:
             return pdgemm(1, A, B, int(C0 is not None), None if C0 is None else C0.copy(), protect=protect)
 
-        repetition._say_unknown.cache_clear()
+        checksum._say_unknown.cache_clear()
         right = run("repair")
         checks, unknown = right.report.checks, int(kind == "a row of A is NaN")
         said = capfd.readouterr().err

@@ -12,7 +12,7 @@ from tree_mover import BY_MESSAGES
 
 from pdgemm import Machine, ProcessGrid
 from pdgemm.errors import OutOfMemoryError
-from pdgemm.planning.machines.plausible import is_possible
+from pdgemm.planning.machines.machine import is_possible
 from pdgemm.tools.calibrate import calibrate
 from pdgemm.tools.calibrate.links import link
 from pdgemm.tools.calibrate.place import HOSTS, MeasuredPlace

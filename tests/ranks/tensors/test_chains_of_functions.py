@@ -21,7 +21,7 @@ import pdgemm
 from pdgemm import DistTensor
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.support.agreement import together
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import in_layout
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 PARTS = 5

@@ -19,7 +19,7 @@ from pdgemm import DistMatrix, DistTensor
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.planning.tensors.resources import Resources
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import in_layout
 
 pytestmark = [pytest.mark.mpi, tiers.every_grid]
 

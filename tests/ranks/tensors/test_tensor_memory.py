@@ -14,7 +14,7 @@ from mpi4py import MPI
 from pdgemm import DistTensor, einsum, plan_einsum
 from pdgemm.grids.node_memory import NodeMemory
 from pdgemm.planning.tensors.tensor_layouts import default_layout
-from pdgemm.tensors.tensor_moves import in_layout
+from pdgemm.tensors.tensor_base import in_layout
 
 pytestmark = [pytest.mark.mpi, tiers.square_grid]
 

@@ -29,9 +29,8 @@ from plain_models import (  # noqa: E402
 )
 from tiers import everything  # noqa: E402
 
-from pdgemm.planning.models.model_layers import sums_by_name  # noqa: E402
+from pdgemm.planning.models.model_layers import TrainingLayout, sums_by_name  # noqa: E402
 from pdgemm.planning.models.model_shape import ModelShape  # noqa: E402
-from pdgemm.planning.models.training_layout import TrainingLayout  # noqa: E402
 from pdgemm.planning.models.training_step import TrainingStep  # noqa: E402
 from pdgemm.training import Experts, Mesh, MixtureOfExperts, Sequence, distribute  # noqa: E402
 from pdgemm.training.layers.context import _Linear  # noqa: E402

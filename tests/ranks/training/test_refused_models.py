@@ -14,7 +14,7 @@ from trained_models import check, float64, refused, trained  # noqa: E402
 from pdgemm.errors import ArgumentError, DeviceError, MeshError  # noqa: E402
 from pdgemm.support import watchdog  # noqa: E402
 from pdgemm.training import Columns, Gathered, Mesh, Rows, Sequence, Vocabulary, distribute  # noqa: E402
-from pdgemm.training.layers.exchanges import flat_array  # noqa: E402
+from pdgemm.training.layers.context import flat_array  # noqa: E402
 from pdgemm.training.layers.scores import Scores  # noqa: E402
 from pdgemm.training.states.whole_states import WholeTensors  # noqa: E402
 from pdgemm.training.storage import Storage  # noqa: E402

@@ -35,7 +35,7 @@ PURE_MODULES = [
     *(f"tools.cli.{x}" for x in ("commands", "job", "options", "plan_commands", "product_commands",
                                  "model_commands", "report_commands", "scaling", "script")),
     *(f"tools.studies.{x}" for x in ("cases", "curves", "figures", "jobs", "pictures", "plot", "predictions",
-                                     "records", "training_cases", "training_points")),
+                                     "records")),
 ]  # fmt: skip
 NEED_CUPY = [
     f"devices.{x}" for x in ("cuda", "cuda_ipc", "cuda_nccl", "cusolver", "generators", "grouped_gemm", "kernels")

@@ -18,12 +18,11 @@ from tiers import examples, third
 from pdgemm.errors import ArgumentError
 from pdgemm.planning.machines.known_machines import accelerator
 from pdgemm.planning.machines.machine import HOST
-from pdgemm.planning.models.layout_search import AGAIN, LayoutSearch
-from pdgemm.planning.models.model_plan import NODE, ModelPlan
+from pdgemm.planning.models.model_layers import TrainingLayout
+from pdgemm.planning.models.model_plan import AGAIN, NODE, LayoutSearch, ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.planning.published import published_models
-from pdgemm.planning.published.published_row import read_table
+from pdgemm.planning.published.published_products import read_table
 from pdgemm.schedules.training.mesh_shape import MeshShape
 from pdgemm.tools.cli.commands import cli
 

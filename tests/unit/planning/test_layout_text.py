@@ -13,11 +13,10 @@ import pytest
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import Distribution
-from pdgemm.planning.layout_text import MOST_SIDE, layouts_of
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.timing import exchange_seconds
+from pdgemm.planning.machines.simulator import exchange_seconds
 from pdgemm.planning.plan_simulation import simulate_plan
-from pdgemm.planning.question import Question
+from pdgemm.planning.question import MOST_SIDE, Question, layouts_of
 
 MATRICES = {"A": ((300, 100), np.dtype("d")), "B": ((100, 200), np.dtype("f")), "C": ((300, 200), np.dtype("d"))}
 CYCLIC = "block=64x32 grid=2x3 source=1,2"

@@ -20,8 +20,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.instrument.report import Report
 from pdgemm.planning.algorithm_registry import families
 from pdgemm.planning.machines.machine import Link, Machine, load_machine
-from pdgemm.planning.machines.simulator import simulate
-from pdgemm.planning.machines.timing import product_seconds
+from pdgemm.planning.machines.simulator import product_seconds, simulate
 from pdgemm.planning.question import Question
 from pdgemm.planning.search.candidates import arrangements
 from pdgemm.planning.search.grid_search import Partition, best_grids, divisor_like, grids

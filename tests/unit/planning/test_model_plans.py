@@ -12,9 +12,9 @@ import pytest
 from planned_models import A100, GPT3, H100, SMALL
 
 from pdgemm.errors import ArgumentError, MeshError
+from pdgemm.planning.models.model_layers import TrainingLayout
 from pdgemm.planning.models.model_plan import ModelPlan
 from pdgemm.planning.models.model_shape import PRESETS, ModelShape
-from pdgemm.planning.models.training_layout import TrainingLayout
 from pdgemm.planning.published import published_models
 from pdgemm.schedules.training.pipeline_schedule import PipelineSchedule
 

@@ -20,7 +20,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.planning import planner
 from pdgemm.planning.algorithm_registry import algorithm_choices
 from pdgemm.planning.machines.machine import Link, Machine
-from pdgemm.planning.machines.timing import product_seconds
+from pdgemm.planning.machines.simulator import product_seconds
 from pdgemm.planning.planner import candidates
 from pdgemm.planning.problem import Problem
 from pdgemm.planning.product_plan import ProductPlan, with_moves

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdgemm.planning.machines.machine import CUDA, Link, Machine, gpu_cluster
-from pdgemm.planning.machines.plausible import doubts, impossible_figures, is_possible
+from pdgemm.planning.machines.machine import CUDA, Link, Machine, doubts, gpu_cluster, impossible_figures, is_possible
 
 GOOD = Machine()
 

@@ -8,7 +8,7 @@ import jobs
 
 from pdgemm.planning.machines.known_machines import CLUSTERS
 from pdgemm.planning.published import published_factorisations as published
-from pdgemm.planning.published.published_row import PublishedRow, errors
+from pdgemm.planning.published.published_products import PublishedRow, errors
 
 
 def by_program(rows: list[PublishedRow]) -> dict[str, list[PublishedRow]]:

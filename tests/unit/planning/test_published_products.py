@@ -18,10 +18,9 @@ from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Layout
 from pdgemm.planning.machines.known_machines import CLUSTERS, MACHINES, machine_of
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.machines.simulator import simulate
-from pdgemm.planning.machines.timing import exchange_seconds
+from pdgemm.planning.machines.simulator import exchange_seconds, simulate
 from pdgemm.planning.published import published_products
-from pdgemm.planning.published.published_row import PublishedRow, errors, published_table
+from pdgemm.planning.published.published_products import PublishedRow, errors, published_table
 from pdgemm.planning.question import Question
 from pdgemm.schedules.exchanges.exchange import Exchange, plan_exchange
 

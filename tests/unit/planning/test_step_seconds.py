@@ -10,8 +10,8 @@ import pytest
 from planned_models import A100, GPT3, H100, SMALL
 
 from pdgemm.planning.machines.machine import HOST, KINDS, Link
+from pdgemm.planning.models.model_layers import TrainingLayout
 from pdgemm.planning.models.model_plan import NETWORK, NODE, ModelPlan
-from pdgemm.planning.models.training_layout import TrainingLayout
 
 
 def test_muon_takes_the_time_of_its_owners() -> None:

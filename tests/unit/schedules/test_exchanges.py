@@ -15,11 +15,9 @@ from pdgemm.grids.index_map import IndexPairs
 from pdgemm.grids.layout import Layout
 from pdgemm.grids.rectangles import Rectangle
 from pdgemm.planning.machines.machine import Link, Machine
-from pdgemm.planning.machines.simulator import simulate, words_between
-from pdgemm.planning.machines.timing import fastest_exchange
+from pdgemm.planning.machines.simulator import fastest_exchange, simulate, words_between
 from pdgemm.schedules.exchanges.block_messages import Redistribution
-from pdgemm.schedules.exchanges.exchange import Exchange, Selection, plan_exchange
-from pdgemm.schedules.exchanges.inherited_exchange import plan_inheritance
+from pdgemm.schedules.exchanges.exchange import Exchange, Selection, plan_exchange, plan_inheritance
 from pdgemm.schedules.exchanges.rectangle_exchange import plan_rectangles
 from pdgemm.schedules.schedule import Schedule
 

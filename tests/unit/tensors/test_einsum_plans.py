@@ -17,10 +17,9 @@ import tiers
 from pdgemm import plan_einsum
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.planning.machines.machine import Machine
-from pdgemm.planning.tensors.contraction_order import _least_seconds, contraction_order
 from pdgemm.planning.tensors.contractions import Resources
 from pdgemm.planning.tensors.einsum_plan import EinsumPlan, Joint
-from pdgemm.planning.tensors.expression import parsed
+from pdgemm.planning.tensors.expression import _least_seconds, contraction_order, parsed
 
 MACHINE = Machine()
 
