@@ -149,8 +149,7 @@ def pdgemm(
         if streamed is not None:
             result: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
             return result
-    form = FullProduct(transa, transb)
-    return carried_out(form, alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]  # checked there
+    return carried_out(FullProduct(transa, transb), alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]
 
 
 def carried_out(
@@ -185,7 +184,7 @@ def carried_out(
             plan, scalars = _planned(operands, alpha, beta, options, shared)
             description += [f"pdgemm, alpha={scalars[0]}", f"beta={scalars[1]}", *["C=None"] * operands.new_result]
             description += [options.epilogue.described()] if options.epilogue else []
-            if (other := instead(plan, operands, scalars[0])) is not None:
+            if other := instead(plan, operands, scalars[0]):
                 description.append(repr(other[0]))
                 return operands, scalars[1], other[0] if operands.A.grid.draft else other[1](), agreement.flag
             description.append(plan.description)
@@ -281,16 +280,9 @@ class Plan(ProductPlan):
         return self._set_up("prepare", A, B, C, alpha, 0, epilogue, check)[0].warm_up()
 
     def _set_up(
-        self,
-        caller: str,
-        A: DistMatrix,
-        B: DistMatrix,
-        C: DistMatrix,
-        alpha: Any,
-        beta: Any,
-        epilogue: Epilogue | None,
-        check: bool,
-    ) -> tuple[Prepared, Any]:
+        self, caller: str, A: DistMatrix, B: DistMatrix, C: DistMatrix, alpha: Any, beta: Any,
+        epilogue: Epilogue | None, check: bool,
+    ) -> tuple[Prepared, Any]:  # fmt: skip
         """Return the prepared product, and beta as a number of C's kind.  Collective over the grid."""
         comm = communicator(A=A, B=B, C=C)
 

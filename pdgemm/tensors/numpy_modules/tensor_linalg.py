@@ -20,7 +20,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import together
 from pdgemm.tensors.indexing import tensor_copies
 from pdgemm.tensors.indexing.tensor_copies import concatenate
-from pdgemm.tensors.tensor_base import Axis, TensorBase
+from pdgemm.tensors.tensor_base import Axis, TensorBase, as_operand
 
 
 class EigResult(NamedTuple):
