@@ -152,7 +152,7 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
     T = recorded(work, T, in_layout(T, undivided(T.layout, rest, T.grid.members), name=work.name))
     shape, own = [T.shape[axis] for axis in rest], to_host(numbers.local).reshape(-1)
     layout, step = line_layout((numbers.size, *shape), T.grid.members), max(1, BATCH // max(1, prod(shape)))
-    result = T.with_elements(layout, T.dtype, lambda: np.zeros((), T.dtype))
+    result: Any = type(T).empty(layout.shape, grid=T.grid, dtype=T.dtype, device=T.device, layout=layout)  # type: ignore[attr-defined]
     for start in range(0, max(1, layout.first[0].block), step):
         order, _, x, key, requests = _requested(T, axes, own[start : start + step], work)
         with together(T.grid.comm):
@@ -160,7 +160,7 @@ def fetched(T: Tensor, axes: Sequence[int], numbers: TensorBase, work: Work) -> 
         rows, _ = deal(picked, requests, T.grid, work)
         with together(T.grid.comm):
             if len(rows):
-                result.local[start : start + step][beside(order, rows)] = rows.reshape(len(rows), *shape)
+                result.local[start : start + step][(beside(order, rows),)] = rows.reshape(len(rows), *shape)
     work.reported(result.unfolding, 2)
     return result
 
