@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from device_ways import WAYS_OF_PANELS
-from factored import EPS, norm, positive_definite, relative, rng_matrix, wide
+from factored import EPS, forbid_replicated_triangles, norm, positive_definite, relative, rng_matrix, wide
 from fake_device import SCHEDULES, fake_device
 from problems import DTYPES, grid_shapes
 from tiers import pairs, square_grid, third
@@ -153,6 +153,24 @@ def test_functions_stay_on_the_device(comm: Any, monkeypatch: Any) -> None:
         assert U_.device == Vh.device == "fake"
         assert np.allclose(sigma, np.linalg.svd(x)[1][:2])
         assert np.isclose(linalg.det(A), np.linalg.det(x)) and np.isclose(linalg.cond(A, 2), np.linalg.cond(x))
+        assert comm.allgather(device.races) == [[]] * comm.size
+
+
+def test_singular_vectors_are_shared_by_devices(comm: Any, monkeypatch: Any) -> None:
+    """Of more than 512 values, here 8, no rank has a whole triangle; results are right, and nothing races."""
+    monkeypatch.setattr(division, "SMALL", 8)
+    monkeypatch.setattr("pdgemm.linalg.singular.svd.ON_ONE_RANK", 8)
+    forbid_replicated_triangles(monkeypatch, 8)
+    x, b = rng_matrix(20, 14), rng_matrix(20, 2)
+    with fake_device("late") as device, ProcessGrid(comm) as grid:
+        A, B = (DistMatrix.from_global(y, grid=grid, block=4, device="fake") for y in (x, b))
+        W = A.T
+        X, inverse = linalg.lstsq(A, B)[0], linalg.pinv(W)
+        assert X.device == inverse.device == "fake" and X.report.as_predicted and inverse.report.as_predicted
+        assert np.allclose(X.allgather(), np.linalg.lstsq(x, b)[0]) and np.allclose(
+            inverse.allgather(), np.linalg.pinv(x.T)
+        )
+        assert np.allclose(linalg.svdvals(A), np.linalg.svdvals(x))
         assert comm.allgather(device.races) == [[]] * comm.size
 
 

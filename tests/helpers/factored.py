@@ -89,9 +89,9 @@ def forbid_replicated_triangles(monkeypatch: Any, most: int) -> None:
     """Let the QR factorisation that replicates R fail if min(m, n) exceeds `most`."""
     original = tall_qr.tall_qr
 
-    def small(A: Any) -> Any:
+    def small(A: Any, *options: Any) -> Any:
         assert min(A.shape) <= most, "n^2 words on every rank"
-        return original(A)
+        return original(A, *options)
 
-    for module in ("qr", "tall_qr"):
-        monkeypatch.setattr(f"pdgemm.linalg.factors.{module}.tall_qr", small)
+    for module in ("factors.qr", "factors.tall_qr", "singular.lstsq", "singular.singular_values"):
+        monkeypatch.setattr(f"pdgemm.linalg.{module}.tall_qr", small)

@@ -6,10 +6,13 @@ Nakatsukasa & Higham, SIAM J. Sci. Comput. 35(3), 2013, algorithm 5.2.
 from __future__ import annotations
 
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
 from pdgemm.errors import LinAlgError
+from pdgemm.linalg.factors.householder import householder_qr
+from pdgemm.linalg.factors.operands import is_reachable
 from pdgemm.linalg.factors.qr import factored
 from pdgemm.linalg.functions.polar import unitary_factor
 from pdgemm.linalg.work import Work, add_to_diagonal, distributed, on_one_rank, random
@@ -67,7 +70,9 @@ def _bases(work: Work, H: DistMatrix, mean: float, spread: float) -> tuple[DistM
 
 def _range(work: Work, P: DistMatrix, rank: int) -> DistMatrix:
     """Return an orthonormal basis of the range of a projector P.  Collective.   rank : the rank of P."""
-    Q = random(P, (len(P), rank))
+    Q: Any = random(P, (len(P), rank))
+    divides = rank > SMALL and is_reachable(P)  # all ranks have parts of R, which would not fit the memory of each
     for passes in (2, 1):  # the second pass restores digits that the first lost to the condition of the random matrix
-        Q = work.did(factored(work.product(1, P, Q), passes=passes)[0])
+        X = work.product(1, P, Q)
+        Q = work.did((householder_qr(X) if divides else factored(X, passes=passes))[0])
     return Q

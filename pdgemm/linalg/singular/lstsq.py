@@ -60,7 +60,8 @@ def lstsq(
     "gelsd": if m >= n, A = Q R with the SVD R = U diag(s) V^H, and X = V diag(1/s) U^H Q^H B; if m < n, A^H is
     factored.  The residuals are the columns of B - Q Q^H B, which does not depend on X; their norms do not overflow.
     Cost per rank for P ranks, with k = min(m, n): that of `qr`, 4mnp/P flops, and 22k^3 on one rank; every rank holds
-    k^2 words.  For k > 512, on the host: that of `svd` and 4(m + n)kp/P flops; the ranks share all factors.
+    k^2 words.  For k > 512: that of `svd` and 4(m + n)kp/P flops; the ranks share all factors, except on devices whose
+    panels they cannot exchange.
     "gelsy": that of `qr` with pivoting, without Q, 4(mk + nr)p/P flops for rank r, and 4nr^2/P more if r < n; the ranks
     share all factors.
     Error: each column of X is the exact solution for A + E, |E| <= c(m, n) eps |A| (Higham 2002, 20.3), with "gelsy"

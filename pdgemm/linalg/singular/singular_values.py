@@ -11,7 +11,7 @@ from pdgemm.linalg.factors.householder import householder_qr
 from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
-from pdgemm.linalg.singular.svd import svd
+from pdgemm.linalg.singular.svd import all_triplets, are_shared, svd
 from pdgemm.linalg.work import Work, near_one, on_one_rank
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import dtypes
@@ -32,8 +32,9 @@ def svdvals(A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.  The result is the same on every rank.
 
     On the host, A is reduced to a band of 64 diagonals by blocks of reflections from both sides, and the band to a
-    bidiagonal matrix by LAPACK on one rank.  If m > 5/3 n, first A = Q R is computed, and then R is reduced.  On a
-    device, and for up to 128 values, LAPACK on one rank computes the values of R, where A = Q R.
+    bidiagonal matrix by LAPACK on one rank.  If m > 5/3 n, first A = Q R is computed, and then R is reduced.  For up
+    to 128 values, and on a device up to 512, LAPACK on one rank computes the values of R, where A = Q R; more values of
+    a matrix on a device are those of `svd`.
     Cost per rank for P ranks, m >= n: (4 m n^2 - 4/3 n^3)/P flops in products, or (2 m n^2 + 2 n^3)/P with A = Q R
     first, and 400 n^2 on one rank; m n + n^2/2 words in, and the words of sums along grid rows and columns.
     Raises DTypeError or DeviceError on all ranks; LinAlgError where an element is NaN or infinite.
@@ -51,15 +52,16 @@ def singular_values(A: DistMatrix) -> np.ndarray:
     """Return all singular values of A in descending order, the same on every rank.  Collective over the grid of A.
 
     A : DistMatrix (m, n); unchanged.   Raises LinAlgError on all ranks where an element is NaN or infinite.
-    Cost: for up to 128 values, or on a device, that of `svd_of_tall` without its products; else that of `through_band`.
+    Cost: for up to 128 values that of `svd_of_tall` without its products, else that of `through_band`; on a device that
+    of `svd`.
     """
     if 0 in A.shape:
         return np.zeros(0, np.finfo(A.dtype).dtype)
     near_one("A", A)  # raises where an element is NaN or infinite
     tall = A if A.shape[0] >= A.shape[1] else A.H
-    if tall.shape[1] <= SMALL or A.device != devices.HOST:
-        return svd_on_all(tall_qr(tall))[1].copy()
-    return through_band(Work("svdvals"), tall)
+    if tall.shape[1] > SMALL and A.device == devices.HOST:
+        return through_band(Work("svdvals"), tall)
+    return all_triplets(Work("svdvals"), tall)[1] if are_shared(tall) else svd_on_all(tall_qr(tall))[1].copy()
 
 
 def through_band(work: Work, A: DistMatrix) -> np.ndarray:
@@ -110,8 +112,8 @@ def pinv(A: DistMatrix, *, atol: float | None = None, rtol: float | None = None)
     atol, rtol : singular values up to atol + rtol s_1 are taken for 0; by default atol is 0 and rtol max(m, n) eps.
 
     Returns a DistMatrix (n, m) on the grid of A.  Cost: that of `svd`, and a product of 2 m n min(m, n) flops.  For up
-    to 512 singular values, or on a device, every rank holds min(m, n)^2 words; otherwise each rank holds a part of the
-    factors.  For a least squares problem, `lstsq` takes less time and is more accurate.
+    to 512 singular values every rank holds min(m, n)^2 words; of more, each rank holds a part of the factors.  For a
+    least squares problem, `lstsq` takes less time and is more accurate.
     Raises ArgumentError on all ranks where a tolerance is not a real number, and the errors of `svd`.
     Golub & Van Loan, Matrix Computations, 4th ed., 2013, 5.5.2.
     """

@@ -21,7 +21,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, householder_qr
-from pdgemm.linalg.factors.operands import check_operand
+from pdgemm.linalg.factors.operands import check_operand, is_reachable
 from pdgemm.linalg.factors.rank_k import herk
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
@@ -60,8 +60,8 @@ def svd(
     """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
 
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.  Or a matrix in a file: see the end.
-    k : None: all min(m, n) values.  Up to 512 values, and on a device, they are computed by a QR factorisation and
-        LAPACK on one rank; more values by the eigenvectors V of A^H A, and a QR factorisation of A V.
+    k : None: all min(m, n) values.  Up to 512 values, and on one rank, they are computed by a QR factorisation and
+        LAPACK; more values by the eigenvectors V of A^H A, and a QR factorisation of A V.
         A number: the k largest values, taken from all values if min(m, n) <= 6 (k + oversample), else computed by block
         Golub-Kahan steps with blocks of k + oversample columns; the first columns are random and depend on the seed.
     full_matrices : U (m, m) and Vh (n, n), on the host, only with all values.
@@ -317,8 +317,11 @@ def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, 
 
 
 def are_shared(A: DistMatrix) -> bool:
-    """Do the ranks share the singular vectors of A, and the work?  Otherwise every rank holds min(m, n)^2 words."""
-    return min(A.shape) > ON_ONE_RANK and A.grid.size > 1 and A.device == devices.HOST
+    """Do the ranks share the singular vectors of A, and the work?  Otherwise every rank holds min(m, n)^2 words.
+
+    Panels of a matrix on a device must be reachable: see `is_reachable`.
+    """
+    return min(A.shape) > ON_ONE_RANK and A.grid.size > 1 and is_reachable(A)
 
 
 def completed(work: Work, U: DistMatrix) -> DistMatrix:
