@@ -192,7 +192,8 @@ def to_factor(
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
     small : the copy of a matrix up to order SMALL is on a grid of one rank, with order "F", which LAPACK factors.
-    others : other arguments that the ranks compare.   order : memory order of the copy; None: that of A.
+    others : other arguments that the ranks compare.
+    order : memory order of the copy, on one rank of the host "F"; None: that of A.
     aligned : all panels of `block` columns must begin at multiples of `block`, so that each is in one block.
     square : A must be square.   transposed : A^T is returned, or a copy of it.
     """
@@ -204,16 +205,14 @@ def to_factor(
         if aligned:
             starts = [x.start for x in diagonal_panels(A.distribution.rows, A.distribution.cols, block)]
             fits = fits and starts == [*range(0, min(A.shape), block)]
-        on_one, small = (
-            A.distribution.grid_shape == (1, 1),
-            small and max(A.shape) <= SMALL and A.device == devices.HOST,
-        )
+        on_host, one = A.device == devices.HOST, A.distribution.grid_shape == (1, 1)
+        small = small and max(A.shape) <= SMALL and on_host and not one
         arguments += [name, bool(overwrite), *others, *operand_description(A)]
     A = A.T if transposed else A
-    if small and not on_one:
+    if small:
         W = redistribute(A, grid=A.grid.work_grid((1, 1), 1, A.grid.rank_map[:1]), order="F")
         return W, [W.report] if W.report else []
-    return working_copy(A, block, fits, overwrite, "F" if on_one and order else order)
+    return working_copy(A, block, fits, overwrite, "F" if order and one and on_host else order)
 
 
 def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:

@@ -119,8 +119,8 @@ class LUSchedule(PanelSchedule):
 
     @cached_property
     def in_place(self) -> bool:
-        """Whether the matrix is column-major, on a grid of one rank."""
-        return self.A.order == "F" and self.grid.shape == (1, 1)
+        """Whether the matrix is column-major, on a grid of one rank on the host."""
+        return self.A.order == "F" and self.grid.shape == (1, 1) and not self.device
 
     @cached_property
     def steps(self) -> tuple[Panel, ...]:
