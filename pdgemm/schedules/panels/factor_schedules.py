@@ -87,7 +87,7 @@ class LUSchedule(PanelSchedule):
 
     All rows that the pivots of a panel move from one rank to another are in one message.  In the columns to the right
     of the panel, rows are moved in the panel's step.  In the panels to the left of it they are moved only at the end,
-    each row of L to its final place.
+    each row of L to its final place.  A column-major matrix on one rank of the host is one panel, factored in place.
 
     pivots : row t was exchanged with row pivots[t]; None: pivots are not known, and random rows stand for them.
     idle   : ranks without a position in the grid, which receive the pivots at the end.
