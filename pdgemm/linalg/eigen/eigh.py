@@ -228,7 +228,7 @@ def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
 
 def _by_lapack(work: Work, T: DistMatrix, wanted: Wanted, vectors: bool = True) -> Solved:
     """Return the wanted eigenvalues and vectors by LAPACK's divide and conquer on one rank.  Collective."""
-    grid = T.grid.base if T.grid.shape == (1, 1) else T.grid.work_grid((1, 1), 1, T.grid.rank_map[:1])
+    grid = T.grid.base.reshaped((1, 1), T.grid.rank_map[:1])
     X = T if T.grid.shape == (1, 1) else work.did(T.redistribute(grid=grid, order="F"))
     n, V = len(T), DistMatrix.empty(T.shape, grid=grid, dtype=T.dtype, order="F") if vectors else T
 

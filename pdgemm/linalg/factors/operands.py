@@ -210,7 +210,7 @@ def to_factor(
         arguments += [name, bool(overwrite), *others, *operand_description(A)]
     A = A.T if transposed else A
     if small:
-        W = redistribute(A, grid=A.grid.work_grid((1, 1), 1, A.grid.rank_map[:1]), order="F")
+        W = redistribute(A, grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F")
         return W, [W.report] if W.report else []
     return working_copy(A, block, fits, overwrite, "F" if order and one and on_host else order)
 

@@ -112,7 +112,7 @@ def solve_factored(
 
 
 def reciprocal_condition_of(F: np.ndarray, norm: float, lower: bool | None = None) -> float:
-    """Return LAPACK's estimate of 1 / (|A|_1 |A^-1|_1), by gecon or pocon.  Local, on the host.
+    """Return LAPACK's estimate of 1 / (|A|_1 |A^-1|_1), by gecon or pocon; 0 where it is NaN.  Local, on the host.
 
     F : the factors of A: of `getrf`, or of `potrf` with `lower`, in any order.   norm : |A|_1.
     Hager, SIAM J. Sci. Stat. Comput. 5, 1984; Higham, ACM Trans. Math. Softw. 14(4), 1988.
@@ -120,7 +120,7 @@ def reciprocal_condition_of(F: np.ndarray, norm: float, lower: bool | None = Non
     F, flipped = _seen(F)
     estimate: Any = scipy.linalg.get_lapack_funcs("gecon" if lower is None else "pocon", (F,))
     how = {"norm": "I" if flipped else "1"} if lower is None else {"uplo": "L" if lower != flipped else "U"}
-    return float(estimate(F, norm, **how)[0])
+    return max(0.0, float(estimate(F, norm, **how)[0]))
 
 
 def reflect(A: Array) -> Array:

@@ -330,6 +330,7 @@ def test_small_orders_are_solved_by_lapack_on_one_rank(
 ) -> None:
     """Factors of all ranks' matrices are on one rank, solutions in the layout of B; counted words are as planned."""
     monkeypatch.setattr("pdgemm.linalg.factors.operands.SMALL", 40)
+    monkeypatch.setattr("pdgemm.grids.process_grid.WORK_GRIDS", 1)
     n, m = 40, 3
     grid = ProcessGrid(comm)
     for kind in ("gen", "pos"):
@@ -349,6 +350,10 @@ def test_small_orders_are_solved_by_lapack_on_one_rank(
             continue
         factors = linalg.lu_factor(A)
         assert factors.LU.distribution.grid_shape == (1, 1) and factors.LU.order == "F"
+        for shape in ((1, comm.size), (comm.size, 1)):  # products on other grids free the communicators of older ones
+            grid.work_grid(shape, 1, tuple(reversed(range(comm.size))))
+        both = factors.LU @ factors.LU.T
+        assert np.allclose(both.allgather(), factors.LU.allgather() @ factors.LU.allgather().T, rtol=1e-3, atol=1e-3)
         for trans, op in (("N", whole), ("T", whole.T), ("C", whole.conj().T)):
             how: Any = {"trans": trans}
             assert backward(op, linalg.lu_solve(factors, B, **how).allgather(), b, dtype) <= EPS
