@@ -14,7 +14,7 @@ from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.observer import Observer
 from pdgemm.io import hdf5
 from pdgemm.io.source import Source, source
-from pdgemm.io.streamed.multiply_files import check_memory, check_result_file
+from pdgemm.io.streamed.before_reading import check_memory, check_result_file
 from pdgemm.io.tensor_source import read_tensor
 from pdgemm.local.arrays import dtypes
 from pdgemm.matrix.argument_checks import as_scalar

@@ -27,7 +27,7 @@ from pdgemm.matrix.argument_checks import as_scalar, check_matrices, check_resul
 from pdgemm.matrix.batch import Batch
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import all_shared, new_array, shared_or_sent
-from pdgemm.schedules.exchanges.rectangle_exchange import RoutedRows, plan_routed
+from pdgemm.schedules.exchanges.exchange import RoutedRows, plan_routed
 from pdgemm.support.agreement import described_elements, together
 from pdgemm.transport.block_copy import copy_blocks
 from pdgemm.transport.exchange_buffers import ExchangeBuffers

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from pdgemm.grids.index_map import IndexMap, index_maps, overlap_counts
+from pdgemm.grids.distribution import BlockCyclic, Distribution, UnevenBlocks
+from pdgemm.grids.index_map import IndexMap, IndexPairs, index_maps, overlap_counts
 from pdgemm.grids.index_pairs import AnyPairs
 from pdgemm.grids.layout import Layout, Order
 from pdgemm.instrument.recorder import Traffic
@@ -29,6 +30,7 @@ from pdgemm.schedules.exchanges.block_messages import (
     worth_keeping,
 )
 from pdgemm.schedules.rounds import grid_of
+from pdgemm.schedules.schedule import Buffers
 from pdgemm.support.remembered import remembered, remembered_if
 
 
@@ -265,6 +267,56 @@ def fitted_messages(one: OfLayouts, memory_limit: int | None = None) -> OfLayout
     if memory_limit is not None:
         most = min(most, memory_limit // max(1, one.extra_bytes(None)))
     return replace(one, words=max(1, min(most, one.largest_block)))
+
+
+@dataclass(frozen=True)
+class RoutedRows(Selection):
+    """The exchange of rows between a matrix and buffers of rows on the ranks that own the rows' groups.
+
+    inward : True: from the matrix to the groups; False: from the groups to the matrix.
+    """
+
+    inward: bool = field(kw_only=True)
+
+    @property
+    def groups(self) -> Layout:
+        """The layout of the rows of all groups, one below the other."""
+        return self.target if self.inward else self.source
+
+    def buffers(self, rank: int | None) -> Buffers:
+        rows, cols = self.groups.local_shape(rank)
+        return super().buffers(rank) | {"rows of groups": (rows * cols, self.groups.dtype)}
+
+
+def plan_routed(
+    matrix: Layout,
+    rows: IndexPairs,
+    counts: tuple[int, ...],
+    inward: bool,
+    copies_only: bool,
+    dtype: np.dtype,
+    shared: bool = False,
+    device: str = "",
+    staged: bool = False,
+    nccl: bool = False,
+) -> RoutedRows:
+    """Return an exchange of whole rows, whose messages fit in cache.
+
+    matrix : layout of the matrix.   inward : as in `RoutedRows`.
+    rows   : pairs of a row of the matrix and a row of the groups; if not `inward`, the row of the groups is first.
+    counts : the number of rows in all groups of rank 0, of rank 1, and so on.   dtype : the type of these rows.
+    """
+    size, width = len(counts), matrix.distribution.shape[1]
+    there = Distribution(UnevenBlocks.of(counts), BlockCyclic(width, max(1, width), 1))
+    ends = [matrix, Layout(there, tuple(range(size)), dtype)]
+    source, target = ends if inward else ends[::-1]
+    every = np.arange(width)
+    copies_only = copies_only and not matrix.conjugated
+    one = RoutedRows(
+        source, target, size, 1, copies_only, shared, device, staged, nccl,
+        rows=rows, cols=IndexPairs(every, every), inward=inward,
+    )  # fmt: skip
+    return fitted_messages(one)
 
 
 @dataclass(frozen=True)

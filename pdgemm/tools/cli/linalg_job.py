@@ -14,7 +14,7 @@ from pdgemm.errors import ArgumentError, DTypeError, LayoutError
 from pdgemm.io.new_dataset import check_savable
 from pdgemm.io.source import Source, source
 from pdgemm.io.streamed import stored_svd
-from pdgemm.io.streamed.multiply_files import Outlines, check_memory, check_result_file
+from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_result_file
 from pdgemm.io.streamed.stored_matrix import StoredMatrix
 from pdgemm.io.streamed.svd_plan import SvdPlan
 from pdgemm.local.arrays import dtypes

@@ -43,7 +43,7 @@ def generate(
     """Write a test matrix; the same seed gives the same matrix on any number of ranks."""
     import numpy as np
 
-    from pdgemm.io.streamed.multiply_files import Outlines, check_memory, check_result_file
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory, check_result_file
     from pdgemm.local.arrays.element_functions import element_function
     from pdgemm.matrix.distmatrix import DistMatrix
     from pdgemm.tools.cli.session import session
@@ -201,7 +201,7 @@ def verify(
 ) -> int:  # fmt: skip
     """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
     from pdgemm.io.source import source
-    from pdgemm.io.streamed.multiply_files import Outlines, check_memory, operands
+    from pdgemm.io.streamed.before_reading import Outlines, check_memory, operands
     from pdgemm.matrix.residual import check_arguments
     from pdgemm.matrix.residual import verify as residual_of
     from pdgemm.tools.cli.session import session

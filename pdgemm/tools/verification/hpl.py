@@ -40,7 +40,7 @@ def hpl(n: int, mxp: bool, nb: int, grid_shape: Any, device: Any, as_json: bool)
     the factors in place of HPL's variants.  The exit code is 1 if the residual is too large.
     """
     from pdgemm import linalg
-    from pdgemm.io.streamed.multiply_files import check_memory
+    from pdgemm.io.streamed.before_reading import check_memory
     from pdgemm.tools.cli.session import session
 
     with session(grid_shape, as_json) as say:
