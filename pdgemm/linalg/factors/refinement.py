@@ -158,12 +158,13 @@ class _Krylov:
         """
         A, w = op(self.A, trans), self.by_factors(R, trans).allgather()
         lengths = sizes = np.linalg.norm(w, axis=0)
-        H, V = np.zeros((len(sizes), ITERATIONS + 1, ITERATIONS), w.dtype), list[np.ndarray]()
+        with together(R.grid.comm):  # memory may be short on one rank
+            H, V = (np.zeros(x, w.dtype) for x in ((len(sizes), ITERATIONS + 1, ITERATIONS), (ITERATIONS, *w.shape)))
         for k in range(R.grid.iterations(ITERATIONS, 4)):
-            V.append(w * np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0))
+            V[k] = w * np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
             X = column(V[k], self.A, w.dtype)
             w = self.by_factors(self.steps.did(pdgemm(1, A, X, 0, empty_like(X))), trans).allgather()
-            for i, v in enumerate(V):
+            for i, v in enumerate(V[: k + 1]):
                 H[:, i, k] = (v.conj() * w).sum(axis=0)
                 w = w - v * H[:, i, k]
             H[:, k + 1, k] = lengths = np.linalg.norm(w, axis=0)
