@@ -265,6 +265,7 @@ class TriangleChoice:
 
     def __call__(self, plan: ProductPlan, operands: Operands, alpha: Any) -> Alternative:
         """Return triangle blocks if the caller requests them or they take less time, else None.  Local."""
+        self.chosen = False  # a product may be set up twice: see `shared_or_sent`
         (n, _, k), size, problem, x = plan.mnk, plan.problem.size, plan.problem, self.options
         required, layers = x.algorithm == TRIANGLE, as_optional(x.layers, "layers", 1)
         free = ("machine", *("algorithm", "layers") * required)
