@@ -84,7 +84,7 @@ def bound_symmetric(n: int, k: int, ranks: int, terms: int = 1) -> float:
 
     terms : 2 for a triangle of A B^H + B A^H, for which a rank needs the same rows of A and of B: k is replaced by 2k,
         but 2 h k by 4 h k/sqrt(2).
-    Al Daas, Ballard, Grigori, Kumar & Rouse, SPAA 2023, theorem 1; for two terms arXiv 2409.11304.
+    After Al Daas, Ballard, Grigori, Kumar & Rouse, SPAA 2023; for two terms by the same argument.
     """
     half = n * (n - 1) / 2
     if not half * k:

@@ -31,10 +31,9 @@ def hemm(
     A is completed in its own layout, and then multiplied by `pdgemm`; `C.report` is the sum of both reports.
 
     Cost per rank on P ranks: 2 n^2 m/P flops; n^2/P words of A in, and the words of `pdgemm`; memory for n^2/P words of
-    the completed A.  In two dimensions, no algorithm for a symmetric A needs fewer words of B and C.
+    the completed A.  Triangle blocks of A in two dimensions would need as many words of B and C.
     Raises LayoutError, DTypeError, ArgumentError and the errors of `pdgemm`, the same on every rank.
     Error: |C - C^| <= gamma_n |alpha||A||B| (Higham 2002, 3.5).
-    Al Daas, Ballard, Grigori, Kumar, Rouse & Verite, ACM Trans. Parallel Comput., 2025 (arXiv 2409.11304).
     """
     return _completed(alpha, A, B, beta, C, side, uplo, options, hermitian=True)
 
