@@ -168,7 +168,7 @@ def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:
     """Return compute(*arguments), computed on rank 0 and broadcast.  Collective over the grid of A.
 
     So the result is the same to the bit on every rank, although LAPACK may round differently on different processors.
-    An exception is raised on all ranks.
+    An exception is raised on all ranks.  For a routine that a report lists, with its flops, see `run_on_one_rank`.
     """
     comm = A.grid.comm
     with together(comm):
