@@ -11,7 +11,8 @@ JOB = Path(__file__).parents[1] / "helpers" / "scikit_learn_job.py"
 
 
 @needs_mpiexec
+@pytest.mark.timeout(400)  # 4 ranks take long beside another test on two cores
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_estimators_and_metrics_have_the_results_of_numpy(ranks: int) -> None:
-    done = run(python(ranks, "-m", "mpi4py", JOB), SCIPY_ARRAY_API="1", OMP_NUM_THREADS="1")
+    done = run(python(ranks, "-m", "mpi4py", JOB), timeout=360, SCIPY_ARRAY_API="1", OMP_NUM_THREADS="1")
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr[-2000:]
