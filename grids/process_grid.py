@@ -14,7 +14,7 @@ from mpi4py import MPI
 from pdgemm.errors import GridError
 from pdgemm.grids.grid_shapes import grid_shape, listed_members
 from pdgemm.grids.node_memory import NodeMemory
-from pdgemm.local.blas.threads import oversubscribed, share_cores
+from pdgemm.local.blas.threads import NodeCores, oversubscribed, share_cores
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import check_not_freed, together
 from pdgemm.support.failures import tracked
@@ -184,6 +184,11 @@ class ProcessGrid:
         return self._shared.node
 
     @property
+    def cores(self) -> NodeCores:
+        """The cores of the ranks on this rank's node."""
+        return self._shared.cores
+
+    @property
     def memory(self) -> NodeMemory:
         """The memory that the ranks of this rank's node share."""
         return self._shared.memory
@@ -333,6 +338,7 @@ class _Shared:
         if ranks_per_node is not None:
             whole, self.node = self.node, tracked(MPI.Intracomm(self.node.Split(self.node.rank // ranks_per_node)))
             failures.free_communicator(whole)
+        self.cores = NodeCores.of(self.node)
         self.memory = NodeMemory(self.node, node_bytes, more_ranks_than_cores)
         self.nodes = tuple(self.comm.allgather(self.node.bcast(self.comm.rank)))
         self.ranks_per_node = max(Counter(self.nodes).values())

@@ -50,6 +50,7 @@ def small_orders(held_grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all ranks factor the small matrices of tests, except the smallest ones, which LAPACK factors on one rank."""
     if held_grid:
         monkeypatch.setattr("pdgemm.linalg.factors.operands.SMALL", 6)
+        monkeypatch.setattr("pdgemm.linalg.factors.operands.ON_NODE", 1)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
@@ -33,6 +34,7 @@ from pdgemm.planning.machines.simulator import simulate
 from pdgemm.schedules.mover_registry import RING, SHARED
 from pdgemm.schedules.panels.panel_schedule import OneRankSchedule, PanelSchedule
 from pdgemm.support.agreement import agree, together
+from pdgemm.support.waits import Wait, poll_until
 from pdgemm.transport.movers.arrivals import Transfers
 from pdgemm.transport.movers.node_arrays import NodeArrays
 from pdgemm.transport.packed_exchange import kept_if_it_fails
@@ -41,6 +43,7 @@ from pdgemm.transport.panels.task import Planned, Task
 
 T = TypeVar("T")
 _NEVER = 1 << 62  # larger than any row number
+_LONG = 3e8  # flops of a routine on one rank from which the cores of other ranks make it faster
 
 
 def can_read(*matrices: DistMatrix) -> str:
@@ -134,32 +137,53 @@ def run_panels(
 def run_on_one_rank(
     routine: str,
     A: DistMatrix,
-    extents: tuple[int, int, int],
+    extents: tuple[float, float, float],
     compute: Callable[[], T],
     planned: T,
     what: str = "",
+    passes: int = 0,
 ) -> tuple[T, Callable[[], Report] | None]:
     """Run a routine of LAPACK on the only rank of A's grid, and broadcast its result.  Collective over this grid.
 
-    routine, extents : for the report, as in `OneRankSchedule`.
+    A long routine uses the cores of all ranks on the node, which sleep meanwhile.
+
+    routine, extents, passes : for the report, as in `OneRankSchedule`.
     compute : called on this rank; its result is broadcast, and its exception raised on all ranks.
     planned : the result while a program is planned.
 
     Returns the result and a function that makes the report; while a program is planned, None in its place.
     """
     start, grid = perf_counter(), A.grid
-    schedule = OneRankSchedule(A.layout_in(grid), 0, RING.name, algorithm=routine, extents=extents)
+    schedule = OneRankSchedule(A.layout_in(grid), 0, RING.name, algorithm=routine, extents=extents, passes=passes)
+    if schedule.flops >= _LONG:
+        schedule = replace(schedule, helpers=grid.nodes.count(grid.nodes[grid.rank_map[0]]))
     if grid.draft:
         grid.draft.add("A", schedule)
         return planned, None
     recorder, result = recorder_of(A.stored), planned
-    with together(grid.comm), recorder.phase("compute"):
+    with together(grid.comm), recorder.phase("compute"), _cores_of_node(grid, schedule.helpers):
         if not grid.idle:
             result = compute()
     recorder.finish()
     if grid.comm.size > 1:
         result = grid.comm.bcast(result, root=grid.rank_map[0])
     return result, cache(partial(_report, schedule, grid, recorder, what, perf_counter() - start, (), 1))
+
+
+@contextmanager
+def _cores_of_node(grid: ProcessGrid, helpers: int) -> Iterator[None]:
+    """A block in which one rank computes, on the cores of all ranks of its node; other ranks sleep.  Collective.
+
+    helpers : the number of ranks on the node of the rank that computes; nothing changes if it is 1.
+    """
+    try:
+        with grid.cores.used() if helpers > 1 and not grid.idle else nullcontext():
+            yield
+    finally:
+        if helpers > 1:
+            done = grid.comm.Ibarrier()
+            with Wait(grid.comm):
+                poll_until(done.Test)
 
 
 def working_copy(

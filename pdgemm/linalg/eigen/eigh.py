@@ -17,7 +17,7 @@ from pdgemm.linalg.eigen import division
 from pdgemm.linalg.eigen.generalized import Standard, lower_triangle, warn_unless_hermitian
 from pdgemm.linalg.eigen.tridiagonal import Wanted, tridiagonal_eigh
 from pdgemm.linalg.eigen.tridiagonal_form import OneStage, TwoStages, hermitian_band
-from pdgemm.linalg.factors.operands import check_operand
+from pdgemm.linalg.factors.operands import check_operand, most_on_one_rank
 from pdgemm.linalg.factors.qr import qr
 from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.ranges import ELEMENTS, in_range
@@ -37,6 +37,7 @@ STEPS = 300  # the most steps of block Lanczos; after these A is reduced
 # Least orders from which two stages are faster than one, with all vectors and with some.  On 2 ranks at 4096 one stage
 # took 8.4 s, with a tenth of the vectors 7.0 s, and two stages 8.1 s; the time of one stage grows faster with n.
 LARGE, LARGE_FOR_PART = 16384, 6144
+FEW = 4  # least ratio of n to the number of vectors for which LAPACK computes them faster by inverse iteration
 
 Solved = tuple[np.ndarray, DistMatrix, int, dict[str, float]]  # w, V, steps, and facts of the report
 
@@ -101,7 +102,8 @@ def eigh(
     (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P, nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues
     without vectors take 4/3 n^3/P flops, through the band from n = 3072 on, with 400 n^2 on one rank.
     Each rank receives about 3 n^2 words, and the words of the products; memory: about 5 n^2/P words besides A, and on
-    one rank 1024^2.  Up to order 512, LAPACK solves the whole problem on one rank.
+    one rank 1024^2.  Up to order 512, LAPACK solves the whole problem on one rank.  Where all ranks are on one node,
+    LAPACK uses the cores of all of them, up to order 2048, and for the last 4096 columns of larger matrices.
     On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
     also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  The divisions take about
     50 n^3/P flops, in products and Cholesky factorisations.
@@ -126,8 +128,11 @@ def eigh(
         arguments += ["eigh", A.distribution, A.dtype, None if B is None else B.distribution, type, bool(lower)]
         arguments += [bool(eigvals_only), subset, k, which, tolerance, steps and most, check_protection(protect, A)]
     work = Work("eigh", protect)
-    warn_unless_hermitian(work, lower, A=A, B=B)
-    H, pair = A if lower else A.H, None
+    method, there = _method(A, subset, eigvals_only, protect), A
+    if B is None and method in BY_LAPACK and A.grid.shape != (1, 1):
+        there = work.did(A.redistribute(grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F"))
+    warn_unless_hermitian(work, lower, A.grid, A=there, B=B)
+    H, pair = there if lower else there.H, None
     if B is not None:
         pair = Standard.of(work, H, B if lower else B.H, type)
         H = pair.C
@@ -147,7 +152,7 @@ def eigh(
 
     few = k is not None and 3 * (k + 8) < len(A)
     by_steps = _by_lanczos(work, T, k, which, tolerance, most, steps is None) if few else None
-    w, V, done, facts = by_steps or METHODS[_method(A, subset, eigvals_only, protect)](work, T, wanted)
+    w, V, done, facts = by_steps or METHODS[method](work, T, wanted)
     if eigvals_only:
         return scaled_back(w)
     V = pair.vectors(V) if pair else V
@@ -199,8 +204,9 @@ def _method(A: DistMatrix, subset: Subset, eigvals_only: bool, protect: Protecti
     """Return the name in METHODS of the fastest method for the wanted eigenvalues, or eigenpairs, of A."""
     if protect is not None or A.device != devices.HOST:
         return "division"
-    if len(A) <= division.SMALL:
-        return "values by LAPACK" if eigvals_only else "LAPACK"
+    if len(A) <= most_on_one_rank(A, division.SMALL):
+        few = subset.kind == "index" and FEW * (subset.hi + 1 - subset.lo) <= len(A)
+        return "values by LAPACK" if eigvals_only else "few by LAPACK" if few else "LAPACK"
     if eigvals_only:
         return "values of a band" if len(A) >= LARGE_FOR_VALUES else "values"
     return "two stages" if len(A) >= (LARGE if subset.kind == "all" else LARGE_FOR_PART) else "one stage"
@@ -226,23 +232,30 @@ def _values_of_band(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
     return w[wanted(w)], T, 0, {}
 
 
-def _by_lapack(work: Work, T: DistMatrix, wanted: Wanted, vectors: bool = True) -> Solved:
-    """Return the wanted eigenvalues and vectors by LAPACK's divide and conquer on one rank.  Collective."""
-    grid = T.grid.base.reshaped((1, 1), T.grid.rank_map[:1])
-    X = T if T.grid.shape == (1, 1) else work.did(T.redistribute(grid=grid, order="F"))
-    n, V = len(T), DistMatrix.empty(T.shape, grid=grid, dtype=T.dtype, order="F") if vectors else T
+def _by_lapack(work: Work, T: DistMatrix, wanted: Wanted, vectors: bool = True, few: bool = False) -> Solved:
+    """Return the wanted eigenvalues and vectors by LAPACK on one rank.  Collective.
+
+    few : the wanted pairs are known by their indices; only they are computed, by bisection and inverse iteration.
+    """
+    n, grid = len(T), T.grid.base.reshaped((1, 1), T.grid.rank_map[:1])
+    X = T if T.grid.shape == (1, 1) and T.order == "F" else work.did(T.redistribute(grid=grid, order="F"))
+    part = wanted(np.ones(n)) if few else slice(0, n)
+    columns = part.stop - part.start
+    V = DistMatrix.empty((n, columns), grid=grid, dtype=T.dtype, order="F") if vectors else T
 
     def compute() -> np.ndarray:
-        options: dict[str, Any] = {"driver": "evd", "check_finite": False, "eigvals_only": not vectors}
-        result = scipy.linalg.eigh(X.local, lower=True, **options)
+        how: Any = {"driver": "evr", "subset_by_index": (part.start, part.stop - 1)} if few else {"driver": "evd"}
+        how |= {"eigvals_only": not vectors, "overwrite_a": True, "check_finite": False}
+        result = scipy.linalg.eigh(X.stored, lower=True, **how)
         if vectors:
             V.stored[...] = result[1]
         return result[0] if vectors else result
 
-    w, report = run_on_one_rank("eigh", X, (n, n, 7 * n // 3), compute, np.ones(n), f"Eigenpairs ({shape_of(T)})")
+    k = 2 * n / 3 + vectors * (columns + (not few) * 2 * n / 3)  # of 2 n^2 k flops
+    what = f"Eigenpairs ({shape_of(T)})"
+    w, report = run_on_one_rank("eigh", X, (n, n, k), compute, np.ones(columns), what, passes=n // 6)
     V.report = report
-    part = wanted(w)
-    return w[part], work.did(V)[:, part], 0, {}
+    return (w, work.did(V), 0, {}) if few else (w[wanted(w)], work.did(V)[:, wanted(w)], 0, {})
 
 
 def _by_division(work: Work, T: DistMatrix, wanted: Wanted) -> Solved:
@@ -275,9 +288,11 @@ def _by_lanczos(
     return w, V, done, {"residual": _residual(work, H, w, V) / scale}
 
 
+BY_LAPACK = "LAPACK", "few by LAPACK", "values by LAPACK"
 METHODS: dict[str, Callable[[Work, DistMatrix, Wanted], Solved]] = {
     "division": _by_division,
     "LAPACK": _by_lapack,
+    "few by LAPACK": partial(_by_lapack, few=True),
     "values by LAPACK": partial(_by_lapack, vectors=False),
     "values": _values,
     "values of a band": _values_of_band,

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from pdgemm.errors import LinAlgError
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.factors.cholesky import cholesky_factor
 from pdgemm.linalg.factors.rank_k import both_triangles, make_diagonal_real
 from pdgemm.linalg.factors.triangular import solve_triangular, trmm
@@ -18,6 +19,8 @@ from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.support.agreement import warn_together
+
+_TILE = 128  # rows and columns of a tile that fits in cache with its transpose
 
 
 @dataclass(frozen=True)
@@ -71,31 +74,35 @@ class Standard:
         return self.work.did(solve_triangular(self.L, Y, lower=True, trans="C"))
 
 
-def warn_unless_hermitian(work: Work, lower: bool, **matrices: DistMatrix | None) -> None:
-    """Warn on all ranks about matrices that are not Hermitian, unless the unread triangle is zero.  Collective."""
+def warn_unless_hermitian(work: Work, lower: bool, grid: ProcessGrid, **matrices: DistMatrix | None) -> None:
+    """Warn on all ranks about matrices that are not Hermitian, unless the unread triangle is zero.  Collective.
+
+    grid : the grid that the warning names; matrices may have been moved to one of its ranks.
+    """
     for name, A in matrices.items():
         if A is None:
             continue
         H = A if lower else A.H
         if _is_hermitian(H):
             continue
-        if not 0 < A.grid.expected(triu(H, 1).norm("max"), 1.0) < np.inf:
-            continue
-        apart = A.grid.expected(work.add(triu(H), -1, tril(H).H).norm("max"), 0.0)
-        if apart > 3 * len(A) * eps(A.dtype) * A.norm("max"):
+        apart = A.grid.expected(work.add(H.copy(), -1, H.H).norm("max"), 0.0)
+        if apart > 3 * len(A) * eps(A.dtype) * A.norm("max") and 0 < triu(H, 1).norm("max") < np.inf:
             triangle = "lower" if lower else "upper"
             warn_together(
                 A.grid.comm,
-                f"{name} ({shape_of(A)} on a {A.grid} grid) is not Hermitian: its {triangle} triangle is taken "
+                f"{name} ({shape_of(A)} on a {grid} grid) is not Hermitian: its {triangle} triangle is taken "
                 f"(largest difference {apart:.1e})",
             )
 
 
 def _is_hermitian(H: DistMatrix) -> bool:
-    """Return whether the only rank, on the host, sees without rounding that a matrix is Hermitian.  Local."""
-    if H.grid.size > 1 or H.grid.draft or H.device != devices.HOST:
+    """Return whether the only rank of a grid, on the host, sees that a matrix equals its adjoint.  Collective."""
+    if H.grid.shape != (1, 1) or H.grid.draft or H.device != devices.HOST:
         return False
-    return np.array_equal(H.local, H.local.conj().T)
+    X, ends, comm = H.local, range(0, len(H), _TILE), H.grid.comm
+    tiles = ((slice(i, i + _TILE), slice(j, j + _TILE)) for i in ends for j in ends if j <= i)
+    equal = H.grid.idle or all(np.array_equal(X[i, j], X[j, i].conj().T) for i, j in tiles)
+    return bool(comm.bcast(equal, root=H.grid.rank_map[0])) if comm.size > 1 else equal
 
 
 def lower_triangle(A: DistMatrix) -> DistMatrix:

@@ -16,10 +16,10 @@ import numpy as np
 
 from pdgemm.algorithms.panels.band_panels import BandReduction
 from pdgemm.algorithms.panels.bulge_chase import BackChase, BulgeChase
-from pdgemm.algorithms.panels.panel_run import can_read, run_panels, working_copy
+from pdgemm.algorithms.panels.panel_run import can_read, run_on_one_rank, run_panels, working_copy
 from pdgemm.algorithms.panels.tridiagonal_panels import Tridiagonal
 from pdgemm.linalg.factors.householder import reflect_columns
-from pdgemm.linalg.factors.operands import in_whole_columns
+from pdgemm.linalg.factors.operands import in_whole_columns, most_on_one_rank
 from pdgemm.linalg.work import Work
 from pdgemm.local.blas.band import Bulges
 from pdgemm.local.blas.local_lapack import reduce_to_tridiagonal
@@ -28,7 +28,7 @@ from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.panels.band_schedule import BandSchedule
 from pdgemm.schedules.panels.chase_schedule import BackChaseSchedule, ChaseSchedule
-from pdgemm.schedules.panels.tridiagonal_schedule import LastPartSchedule, TridiagonalSchedule
+from pdgemm.schedules.panels.tridiagonal_schedule import TridiagonalSchedule
 from pdgemm.support.agreement import together
 from pdgemm.transport.panels.task import Task
 
@@ -58,7 +58,8 @@ class OneStage:
 
         The lower triangle and the real part of the diagonal are read; A is not changed.
 
-        LAPACK reduces the last m = 1024 columns on one rank.  Other columns, per rank for P ranks: 4/3 (n^3 - m^3)/P
+        LAPACK reduces the last m = 1024 columns on one rank; where all ranks are on one node, 4096 columns with the
+        cores of all of them, which sleep.  Other columns, per rank for P ranks: 4/3 (n^3 - m^3)/P
         flops, half of them in products of the matrix and a vector; about n^2/(2P) words in for panels, n^2/2 for
         sums, and n^2 for vectors, in 4 (n - m) (P - 1) messages.  Memory for n^2/P words, and on one rank for m^2.
         Error: |A - Q T Q^H| <= c n eps |A| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 19.3).
@@ -69,7 +70,8 @@ class OneStage:
         W, moves = working_copy(A, BLOCK, fits, False, "F")
         real = np.finfo(A.dtype).dtype
         d, e, tau = np.zeros(n, real), np.zeros(max(0, n - 1), real), np.zeros(max(0, n - 1), A.dtype)
-        reduced = min(n, -(-max(0, n - REST) // BLOCK) * BLOCK)  # in whole blocks, by all ranks; the rest on one rank
+        rest = most_on_one_rank(A, REST)
+        reduced = min(n, -(-max(0, n - rest) // BLOCK) * BLOCK)  # in whole blocks, by all ranks; the rest on one rank
         schedule = TridiagonalSchedule(W.layout_in(W.grid), WIDTH, can_read(W), reduced=reduced)
         executor: Any = partial(Tridiagonal, d=d, e=e, tau=tau)
         what = f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form"
@@ -94,17 +96,15 @@ def _reduce_rest(work: Work, A: DistMatrix, d: np.ndarray, e: np.ndarray, tau: n
     """Reduce A by LAPACK on the rank at grid position (0, 0), the only rank that sets d, e and tau.  Collective."""
     if not len(A):
         return
-    whole = DistMatrix.empty(A.shape, grid=A.grid.base, block=A.shape, dtype=A.dtype, order="F")
+    grid = A.grid.base.reshaped((1, 1), A.grid.rank_map[:1])
+    whole = DistMatrix.empty(A.shape, grid=grid, dtype=A.dtype, order="F")
     work.copy(A, whole)
 
-    def reduce(task: Task[LastPartSchedule]) -> None:
-        if (whole := task.arrays["A"]).size:
-            with task.computing():
-                d[:], e[:], tau[:] = reduce_to_tridiagonal(whole, task.workspace["work"])
+    def reduce() -> None:
+        d[:], e[:], tau[:] = reduce_to_tridiagonal(whole.stored)
 
-    what = f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form on one rank"
-    schedule = LastPartSchedule(whole.layout_in(whole.grid), WIDTH, RING.name)
-    _, whole.report = run_panels(schedule, lambda task: partial(reduce, task), {"A": whole}, what)
+    n, what = len(A), f"reduction of a Hermitian matrix ({shape_of(A)}) to tridiagonal form on one rank"
+    _, whole.report = run_on_one_rank("tridiagonal", whole, (n, n, 2 * n / 3), reduce, None, what, passes=n // 6)
     work.copy(work.did(whole), A)
 
 

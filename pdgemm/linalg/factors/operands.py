@@ -37,6 +37,7 @@ from pdgemm.schedules.panels.panel_schedule import diagonal_panels, is_balanced
 from pdgemm.support.agreement import described_elements, together
 
 SMALL = 512  # largest order that LAPACK factors faster on one rank, to which the matrix is moved, than all ranks
+ON_NODE = 4  # factor on the orders up to which LAPACK on one rank is faster, where it uses the cores of all ranks
 F = TypeVar("F", bound=Callable[..., Any])
 _OPERANDS = ("A", "B", "L")
 # functions that take matrices of integers as they are; the others convert integers to float64
@@ -230,6 +231,15 @@ def identity_like(A: DistMatrix) -> DistMatrix:
 def in_type(A: DistMatrix, dtype: np.dtype) -> DistMatrix:
     """Return A, or a copy in another type.  Collective."""
     return A if A.dtype == dtype else working_copy(A, 0, True, False, dtype=dtype)[0]
+
+
+def most_on_one_rank(A: DistMatrix, order: int) -> int:
+    """Return the largest order for LAPACK on one rank, where a routine gains from the cores of other ranks.  Local.
+
+    order : the largest order without these cores, which is right where A's ranks are on several nodes.
+    """
+    one_node = A.grid.ranks_per_node is None and A.device == devices.HOST
+    return order * ON_NODE if one_node else order
 
 
 def in_whole_columns(X: DistMatrix, A: DistMatrix) -> DistMatrix:

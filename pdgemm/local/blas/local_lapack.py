@@ -137,15 +137,15 @@ def reflect(A: Array) -> Array:
     return tau
 
 
-def reduce_to_tridiagonal(A: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def reduce_to_tridiagonal(A: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return d, e and tau of A = Q T Q^H; read the lower triangle of A, and overwrite it with reflectors.  Local.
 
     A : Hermitian, column-major (n, n), n >= 1, on the host.  T is real, with the diagonal d and the subdiagonal e;  Q =
     H_1 H_2 ..., where H_k = I - tau_k v v^H, and v has 1 in row k + 1 and then the elements of column k below it.
-    work : workspace of n b numbers, for blocks of b columns.
     """
     n, real, name = len(A), np.finfo(A.dtype).dtype, "hetrd" if A.dtype.kind == "c" else "sytrd"
     d, e, tau = np.empty(n, real), np.empty(n - 1, real), np.empty(n - 1, A.dtype)
+    work = np.empty(_BLOCK * n, A.dtype)
     call_lapack(name, A.dtype, fortran_letter("L"), n, A, d, e, tau, work, work.size)
     return d, e, tau
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from threadpoolctl import LibController
 
@@ -42,6 +44,33 @@ def share_cores(node: MPI.Comm) -> None:
 def oversubscribed(node: MPI.Comm) -> bool:
     """Return whether the cores are oversubscribed: more ranks than cores.  Collective over `node`."""
     return node.size > len(set().union(*node.allgather(os.sched_getaffinity(0))))
+
+
+class NodeCores(NamedTuple):
+    """The cores on which the ranks of a node run, and the number of threads that these ranks use together."""
+
+    cores: set[int]
+    threads: int
+
+    @classmethod
+    def of(cls, node: MPI.Comm) -> NodeCores:
+        """Return the cores of the ranks of `node`.  Collective over it."""
+        cores = set[int]().union(*node.allgather(os.sched_getaffinity(0)))
+        return cls(cores, min(len(cores), sum(node.allgather(threads()))))
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let BLAS use all of these cores in a block; the other ranks of the node compute nothing meanwhile.  Local."""
+        own, before = os.sched_getaffinity(0), [(x, x.num_threads) for x in _libraries()]
+        os.sched_setaffinity(0, self.cores)  # threads that a library starts inherit it
+        try:
+            for library, _ in before:
+                library.set_num_threads(self.threads)
+            yield
+        finally:
+            for library, number in before:
+                library.set_num_threads(number)
+            os.sched_setaffinity(0, own)
 
 
 def decided_by(api: str | None = None) -> str | None:

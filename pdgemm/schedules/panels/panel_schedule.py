@@ -16,7 +16,19 @@ from pdgemm.grids.index_map import common_refinement
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.mover_registry import reads
-from pdgemm.schedules.rounds import COLS, Messages, Round, broadcast, counts_of, grid_of, messages, products, signals
+from pdgemm.schedules.rounds import (
+    COLS,
+    MEMORY,
+    Messages,
+    Round,
+    WorkPiece,
+    broadcast,
+    counts_of,
+    grid_of,
+    messages,
+    products,
+    signals,
+)
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Tile
 
@@ -249,15 +261,19 @@ class OneRankSchedule(PanelSchedule):
 
     algorithm : the name of the routine.
     extents   : m, n and k of a product that takes as many flops, 2 m n k.
+    passes    : how often the matrix is read from memory for one half of the flops; 0: all flops are in products.
+    helpers   : the number of ranks on whose cores the routine runs, while all of them but one wait.
     """
 
     algorithm: str = field(kw_only=True)
-    extents: tuple[int, int, int] = field(kw_only=True)
+    extents: tuple[float, float, float] = field(kw_only=True)
+    passes: int = field(default=0, kw_only=True)
+    helpers: int = field(default=1, kw_only=True)
     lookahead = 0
 
     @property
     def flops(self) -> int:
-        return 2 * self.real_flops * prod(self.extents)
+        return int(2 * self.real_flops * prod(self.extents))
 
     @property
     def steps(self) -> tuple[Panel, ...]:
@@ -268,7 +284,10 @@ class OneRankSchedule(PanelSchedule):
         return 1
 
     def rounds(self) -> Iterator[Round]:
-        yield Round([], products(grid_of(self.A), *self.extents))
+        rows, cols = self.by_rank(self.rows_from(0)[:, None]), self.A.distribution.shape[1]
+        work = [WorkPiece((rows, cols, self.passes / self.helpers), MEMORY)] if self.passes else []
+        share = (0.5 if self.passes else 1) / self.helpers
+        yield Round([], work + products(grid_of(self.A), *self.extents, share=share))
 
     def buffers(self, rank: int | None) -> Buffers:
         return {}

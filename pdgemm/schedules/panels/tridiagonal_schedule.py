@@ -170,26 +170,6 @@ class TridiagonalSchedule(PanelSchedule):
         return self.on_grid(rank, words if self.reduced else dict.fromkeys(words, 0))
 
 
-@dataclass(frozen=True)
-class LastPartSchedule(PanelSchedule):
-    """The reduction of the last rows and columns by LAPACK on the rank that has all of them, in blocks of `width`."""
-
-    algorithm = "tridiagonal on one rank"
-    lookahead = 0
-
-    @property
-    def flops(self) -> int:
-        return self.real_flops * 4 * self.n**3 // 3
-
-    def rounds(self) -> Iterator[Round]:
-        n = self.by_rank(self.rows_from(0)[:, None] * (self.cols_from(0) > 0))  # one rank has all rows and columns
-        # half of the flops are products A v, each of which reads the trailing triangle
-        yield Round([], [WorkPiece((n, n, n // 6), MEMORY), WorkPiece((n, n, n), share=1 / 3)])
-
-    def buffers(self, rank: int | None) -> Buffers:
-        return {"work": (self.width * min(self.A.local_shape(rank)), self.A.dtype)}
-
-
 def as_slices(bounds: list[int]) -> list[slice]:
     """Return the slices between successive bounds."""
     return [slice(*both) for both in pairwise(bounds)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from tiers import every_grid, everything, in_turn
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
+from pdgemm.local.blas.threads import NodeCores, threads
+from pdgemm.schedules.panels.panel_schedule import OneRankSchedule
 
 pytestmark = pytest.mark.mpi
 TYPES = ("d", "F", "f", "D")
@@ -108,6 +111,55 @@ def test_orders(comm: Any) -> None:
             size = np.linalg.norm(a, 2) if n else 0
             assert np.abs(values - w).max(initial=0) <= EPS * max(1, n) * np.finfo(dtype).eps * size
             assert np.array_equal(values, linalg.eigvalsh(A)) and np.array_equal(values, np.linalg.eigvalsh(A))
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any) -> None:
+    """One rank computes with the threads of all ranks of the node, which it gives back; its error is that of all."""
+    monkeypatch.setattr("pdgemm.linalg.factors.operands.ON_NODE", 4)
+    monkeypatch.setattr("pdgemm.algorithms.panels.panel_run._LONG", 0)
+    for name in ("LARGE", "LARGE_FOR_PART", "LARGE_FOR_VALUES"):
+        monkeypatch.setattr(f"pdgemm.linalg.eigen.eigh.{name}", 200)
+    used, cores, calls = NodeCores.used, [], []
+    eigh = scipy.linalg.eigh
+
+    def counted(self: NodeCores) -> Any:
+        cores.append(self.threads)
+        return used(self)
+
+    def with_threads(*arguments: Any, **options: Any) -> Any:
+        calls.append((threads(), os.sched_getaffinity(0)))
+        return eigh(*arguments, **options)
+
+    monkeypatch.setattr(NodeCores, "used", counted)
+    monkeypatch.setattr(scipy.linalg, "eigh", with_threads)
+    before = threads(), os.sched_getaffinity(0)
+    for n, dtype in ((24, "float64"), (24, "complex64"), (90, "float64")):  # the larger one is only reduced by LAPACK
+        a = rng_matrix(n, n, dtype)
+        a = a + a.conj().T
+        with ProcessGrid(comm, grid_shapes(comm.size)[-1]) as grid:
+            A = DistMatrix.from_global(a, grid=grid, block=5)
+            check(a, *linalg.eigh(A))
+            check(a, *linalg.eigh(A, subset_by_index=(2, 4)), slice(2, 5))
+            check(a, *linalg.eigh(A, lower=False, subset_by_index=(1, n - 1)), slice(1, n))
+            assert np.allclose(linalg.eigvalsh(A), np.linalg.eigvalsh(a), atol=1e-3)
+            assert (threads(), os.sched_getaffinity(0)) == before
+            if comm.size > 1 and n == 24:
+                plan = linalg.plan(linalg.eigh, A)
+                assert [x.helpers for x in plan.schedules if isinstance(x, OneRankSchedule)] == [comm.size]
+            expected = [(grid.cores.threads if comm.size > 1 else before[0], grid.cores.cores)] * (4 if n == 24 else 0)
+            assert calls == (expected if grid.rank == grid.rank_map[0] else [])
+            assert len(cores) == (comm.size > 1 and grid.rank == grid.rank_map[0]) * 4
+            calls.clear()
+            cores.clear()
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        raise np.linalg.LinAlgError("no convergence")
+
+    monkeypatch.setattr(scipy.linalg, "eigh", failing)
+    with ProcessGrid(comm) as grid, pytest.raises(np.linalg.LinAlgError, match="no convergence"):
+        linalg.eigh(DistMatrix.eye(24, grid=grid))
+    assert (threads(), os.sched_getaffinity(0)) == before
 
 
 @pytest.mark.on_ranks(1, 2)
