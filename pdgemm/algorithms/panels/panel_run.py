@@ -155,13 +155,12 @@ def run_on_one_rank(
     """
     start, grid = perf_counter(), A.grid
     schedule = OneRankSchedule(A.layout_in(grid), 0, RING.name, algorithm=routine, extents=extents, passes=passes)
-    if schedule.flops >= _LONG:
-        schedule = replace(schedule, helpers=grid.nodes.count(grid.nodes[grid.rank_map[0]]))
+    schedule = replace(schedule, helpers=helpers(grid, schedule.flops))
     if grid.draft:
         grid.draft.add("A", schedule)
         return planned, None
     recorder, result = recorder_of(A.stored), planned
-    with together(grid.comm), recorder.phase("compute"), _cores_of_node(grid, schedule.helpers):
+    with together(grid.comm), recorder.phase("compute"), cores_of_node(grid, schedule.helpers):
         if not grid.idle:
             result = compute()
     recorder.finish()
@@ -170,17 +169,22 @@ def run_on_one_rank(
     return result, cache(partial(_report, schedule, grid, recorder, what, perf_counter() - start, (), 1))
 
 
-@contextmanager
-def _cores_of_node(grid: ProcessGrid, helpers: int) -> Iterator[None]:
-    """A block in which one rank computes, on the cores of all ranks of its node; other ranks sleep.  Collective.
+def helpers(grid: ProcessGrid, flops: float) -> int:
+    """Return the number of ranks whose cores a routine of a grid's first rank uses: 1 for a short routine.  Local."""
+    return grid.nodes.count(grid.nodes[grid.rank_map[0]]) if flops >= _LONG else 1
 
-    helpers : the number of ranks on the node of the rank that computes; nothing changes if it is 1.
+
+@contextmanager
+def cores_of_node(grid: ProcessGrid, ranks: int) -> Iterator[None]:
+    """A block in which the rank of a 1 x 1 grid computes, on the cores of all ranks of its node; the others sleep.
+
+    Collective over the communicator of the grid.   ranks : the result of `helpers`; 1 changes nothing.
     """
     try:
-        with grid.cores.used() if helpers > 1 and not grid.idle else nullcontext():
+        with grid.cores.used() if ranks > 1 and not grid.idle else nullcontext():
             yield
     finally:
-        if helpers > 1:
+        if ranks > 1:
             done = grid.comm.Ibarrier()
             with Wait(grid.comm):
                 poll_until(done.Test)

@@ -72,7 +72,7 @@ def cholesky_factor(A: DistMatrix, lower: bool, overwrite_a: bool = False) -> tu
     If the number is not 0, the factor is not complete.  Collective over the grid of A.
     """
     start = perf_counter()
-    options: dict[str, Any] = {"square": True, "transposed": not lower, "small": True}
+    options: dict[str, Any] = {"square": True, "transposed": not lower, "small": "rank"}
     W, moves = to_factor("cholesky", A, BLOCK, overwrite_a, f"lower={bool(lower)}", **options)
     what = f"Cholesky factor of a matrix ({shape_of(A)})"
     schedule = CholeskySchedule(W.layout_in(W.grid), PANEL, can_read(W), device=device_of(W))

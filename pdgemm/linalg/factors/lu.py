@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -85,7 +85,6 @@ def _unscaled(factors: LU, exponent: int) -> LU:
     return LU(W, factors.pivots, _first_zero(W.diagonal()))
 
 
-@in_range(_unscaled, A=ELEMENTS)
 def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     """Return L and U, where P A = L U, with the pivots that LAPACK chooses.  Collective over the grid of A.
 
@@ -95,8 +94,9 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
 
     The factors are row-major, in the layout of A, or in square blocks where this layout does not share the work evenly;
     `report` has the words, which depend on the pivots.  On one rank they are column-major, by LAPACK's getrf; up to
-    order 512, on the host, A is moved to one rank, and the factors stay there.  A singular A has factors, too: then
-    `zero_pivot` is not 0, and `lu_solve` raises LinAlgError.
+    order 512, on the host, A is moved to one rank, and the factors stay there; up to 2048 where all ranks are on one
+    node, whose cores LAPACK uses.  A singular A has factors, too: then `zero_pivot` is not 0, and `lu_solve` raises
+    LinAlgError.
     Rows and columns are not scaled, unlike in `solve`, `inv`, `det` and `cond`: where they are badly scaled and
     multipliers underflow, L cannot hold the multipliers, and small rows are lost.
     On a device, everything runs there, panels by cuSOLVER; only pivots are copied to the host.  DeviceError where
@@ -107,9 +107,15 @@ def lu_factor(A: DistMatrix, *, overwrite_a: bool = False) -> LU:
     Raises LayoutError, DTypeError, DeviceError, ArgumentError or GridError on all ranks.
     Error: |P A - L U| <= gamma_n |L||U| (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 9.3).
     """
+    return factors_of(A, overwrite_a)
+
+
+@in_range(_unscaled, A=ELEMENTS)
+def factors_of(A: DistMatrix, overwrite_a: bool, small: Literal["rank", "node"] = "node") -> LU:
+    """Return the factors of `lu_factor`; with "rank", matrices above order SMALL stay on all ranks.  Collective."""
     start = perf_counter()
     # row-major, except on one rank: the rows that pivots move are contiguous
-    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, order="C", small=True)
+    W, moves = to_factor("lu_factor", A, BLOCK, overwrite_a, order="C", small=small)
     layout = W.layout_in(W.grid)
     idle = tuple(sorted({*range(W.grid.size)} - {*layout.rank_map}))
     schedule = LUSchedule(layout, PANEL, can_read(W), idle=idle, device=device_of(W))
@@ -260,12 +266,12 @@ def permuted(X: Any, order: np.ndarray) -> Any:
     return X
 
 
-def regular_factors(steps: Steps, A: DistMatrix, overwrite_a: bool) -> LU:
+def regular_factors(steps: Steps, A: DistMatrix, overwrite_a: bool, small: Literal["rank", "node"] = "node") -> LU:
     """Return the LU factors of A.  Raises LinAlgError on all ranks where A is singular.  Collective.
 
-    steps : records the report of the factorisation.   overwrite_a : as for `lu_factor`.
+    steps : records the report of the factorisation.   overwrite_a, small : as for `factors_of`.
     """
-    factors = lu_factor(A, overwrite_a=overwrite_a)
+    factors = factors_of(A, overwrite_a, small)
     steps.did(factors.LU)
     with together(A.grid.comm):
         check_regular(factors)

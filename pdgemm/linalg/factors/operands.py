@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -184,7 +184,7 @@ def to_factor(
     overwrite: bool,
     *others: object,
     order: Order | None = None,
-    small: bool = False,
+    small: Literal["", "rank", "node"] = "",
     aligned: bool = False,
     square: bool = False,
     transposed: bool = False,
@@ -192,7 +192,8 @@ def to_factor(
     """Check A; return A or a copy, for a panel algorithm to overwrite, and the reports of copying.  Collective.
 
     The copy has the layout of A if this shares the work evenly, else square blocks of size `block`.
-    small : the copy of a matrix up to order SMALL is on a grid of one rank, with order "F", which LAPACK factors.
+    small : "rank": the copy of a matrix up to order SMALL is on a grid of one rank, with order "F", which LAPACK
+        factors; "node": also that of a larger one, where LAPACK gains from the cores of other ranks.
     others : other arguments that the ranks compare.
     order : memory order of the copy, on one rank of the host "F"; None: that of A.
     aligned : all panels of `block` columns must begin at multiples of `block`, so that each is in one block.
@@ -207,10 +208,11 @@ def to_factor(
             starts = [x.start for x in diagonal_panels(A.distribution.rows, A.distribution.cols, block)]
             fits = fits and starts == [*range(0, min(A.shape), block)]
         on_host, one = A.device == devices.HOST, A.distribution.grid_shape == (1, 1)
-        small = small and max(A.shape) <= SMALL and on_host and not one
+        most = most_on_one_rank(A, SMALL) if small == "node" else SMALL
+        on_one_rank = small and max(A.shape) <= most and on_host and not one
         arguments += [name, bool(overwrite), *others, *operand_description(A)]
     A = A.T if transposed else A
-    if small:
+    if on_one_rank:
         W = redistribute(A, grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F")
         return W, [W.report] if W.report else []
     return working_copy(A, block, fits, overwrite, "F" if order and one and on_host else order)

@@ -199,7 +199,7 @@ def _inverse(steps: Steps, A: DistMatrix, kind: str, lower: bool, overwrite_a: b
         Y = steps.did(inv_triangular(L, lower=True))
         X = steps.did(solve_triangular(L, Y, lower=True, trans="C", overwrite_b=True))
     elif kind == "gen":
-        X = inverse_by_lu(steps, regular_factors(steps, A, overwrite_a))
+        X = inverse_by_lu(steps, regular_factors(steps, A, overwrite_a, small="rank"))
     else:
         diagonal = _regular_diagonal(A)
         if kind == "diagonal":

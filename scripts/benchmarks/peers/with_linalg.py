@@ -121,6 +121,10 @@ def filled(A: Any, B: Any, function: str) -> None:
     for seed, X in enumerate((A, B), 1):
         rows, cols, values = held(X)
         fill(values, rows, cols, element_function("uniform", seed, values.dtype))
+        if seed == 1 and function.startswith("eig"):  # symmetric: a_ij is that of the lower triangle
+            mirrored = np.empty_like(values)
+            fill(mirrored.T, cols, rows, element_function("uniform", seed, values.dtype))
+            np.copyto(values, mirrored, where=rows[:, None] < cols)
         values -= values.dtype.type(0.5)
         if seed == 1 and function in HEAVY:
             values[rows[:, None] == cols] += max(X.shape)

@@ -18,6 +18,7 @@ from tiers import in_turn, pairs, square_grid, third
 from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import LinAlgError
 from pdgemm.linalg.ranges import EQUILIBRATED
+from pdgemm.local.blas.threads import NodeCores
 
 pytestmark = pytest.mark.mpi
 
@@ -322,6 +323,46 @@ def test_overwriting_and_vectors(comm: Any) -> None:
         assert x.dtype == np.float64
         assert relative((b[:, 0] - wide(T) @ x)[:, None], norm(T) * abs(x).sum(), "float64", 60) <= EPS
         assert len(set(comm.allgather(x.tobytes()))) == 1
+
+
+@pytest.mark.on_ranks(1, 2, 4)
+def test_lu_uses_the_cores_of_the_node(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK factors and solves on one rank with the threads of the node; all ranks factor for an inverse."""
+    monkeypatch.setattr("pdgemm.linalg.factors.operands.SMALL", 10)
+    monkeypatch.setattr("pdgemm.linalg.factors.operands.ON_NODE", 4)
+    monkeypatch.setattr("pdgemm.algorithms.panels.panel_run._LONG", 0)
+    used, counts = NodeCores.used, [0]
+
+    def counted(self: NodeCores) -> Any:
+        counts[0] += 1
+        return used(self)
+
+    monkeypatch.setattr(NodeCores, "used", counted)
+    grid = ProcessGrid(comm)
+    lent = comm.size > 1 and grid.rank == grid.rank_map[0]
+    for turn, dtype in enumerate(DTYPES):
+        whole, b = system("gen", 40, dtype), rng_matrix(40, 3, dtype, seed=1)
+        A, B = (DistMatrix.from_global(x, grid=grid, block=16 if turn % 2 else None) for x in (whole, b))
+        counts[0] = 0
+        factors = linalg.lu_factor(A)
+        assert factors.LU.distribution.grid_shape == (1, 1) or comm.size == 1
+        assert counts[0] == lent
+        assert backward(whole, linalg.lu_solve(factors, B).allgather(), b, dtype) <= EPS
+        assert counts[0] == 2 * lent
+        plan, X = linalg.plan(linalg.solve, A, B), linalg.solve(A, B)
+        assert X.same_layout(B) and X.report.counted == plan.traffic(comm.rank)
+        assert backward(whole, X.allgather(), b, dtype) <= EPS
+        counts[0] = 0
+        inverse = linalg.inv(A)
+        assert not counts[0]
+        assert np.abs(whole @ inverse.allgather() - np.eye(40)).max() <= 1e4 * np.finfo(dtype).eps
+        for shape in ((40, 12), (12, 40)):
+            P = DistMatrix.from_global(rng_matrix(*shape, dtype), grid=grid, block=5)
+            p, L, U = linalg.lu(P)
+            assert np.allclose((L.allgather() @ U.allgather())[p], P.allgather(), atol=1e-5)
+    with pytest.raises(LinAlgError, match="singular"):
+        linalg.solve(DistMatrix.ones((40, 40), grid=grid), np.ones(40))
+    grid.free()
 
 
 @pytest.mark.parametrize(("block", "dtype", "transposed"), third(pairs((None, 16), DTYPES, (False, True))))
