@@ -5,8 +5,6 @@ On a block-cyclic layout: Choi, Dongarra, Ostrouchov, Petitet, Walker & Whaley, 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import numpy as np
 
 from pdgemm.algorithms.panels.panel_run import PanelAlgorithm, cores_of_node, helpers
@@ -48,20 +46,19 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
     def __call__(self) -> int:
         """Return the number, from 1 on, of the first zero pivot in the panels that this rank factored; 0 if none."""
         task, steps = self._task, () if self._task.grid.idle else self._plan.steps
-        if task.grid.idle and self._plan.n:
-            with self._cores():
-                pass  # the rank that factors uses the cores of this one
-        for number, panel in enumerate(steps):
-            slot, end = self._slots[number % 2], panel.stop
-            if not number:
-                self._factor(panel, slot)
-            U = self._receive(panel, slot)
-            if number + 1 < len(steps):
-                following = steps[number + 1]
-                end = following.stop
-                self._update(panel, slot, U, following.start, end)
-                self._factor(following, self._slots[(number + 1) % 2])  # sent during the next update
-            self._update(panel, slot, U, end, self._cols.n)
+        ranks = helpers(task.grid, self._plan.flops) if self._plan.in_place else 1
+        with cores_of_node(task.grid, ranks):  # idle ranks lend their cores to the only rank of the grid
+            for number, panel in enumerate(steps):
+                slot, end = self._slots[number % 2], panel.stop
+                if not number:
+                    self._factor(panel, slot)
+                U = self._receive(panel, slot)
+                if number + 1 < len(steps):
+                    following = steps[number + 1]
+                    end = following.stop
+                    self._update(panel, slot, U, following.start, end)
+                    self._factor(following, self._slots[(number + 1) % 2])  # sent during the next update
+                self._update(panel, slot, U, end, self._cols.n)
         for slot in (*self._slots, self._gathering):
             task.free(slot)
         task.finish()  # all ranks have read L in place, so the rows of L may be exchanged
@@ -88,17 +85,13 @@ class LUPanels(PanelAlgorithm[LUSchedule]):
             pivots, info = np.arange(1, panel.width + 1, dtype=np.intc), 0
             if not in_place:
                 gathered.gather(panel, X, self._gathering)
-            with task.computing(), self._cores():
+            with task.computing():
                 info = local_lapack.getrf(X, pivots)
             self._singular = self._singular or (panel.start + info if info else 0)
             self._pivots[panel.start : panel.stop] = gathered_rows(self._rows, panel)[pivots - 1]
             if not in_place:
                 gathered.spread(panel, X, own, self._gathering)
         self._travel(panel, slot)
-
-    def _cores(self) -> AbstractContextManager[None]:
-        """Return a block of all ranks, in which LAPACK factors on the cores of the node if it factors on one rank."""
-        return cores_of_node(self._task.grid, helpers(self._task.grid, self._plan.flops) if self._plan.in_place else 1)
 
     def _travel(self, panel: Panel, slot: Slot) -> None:
         """Transfer pivots along the grid column of a panel; start to transfer pivots and L along the grid rows."""

@@ -128,8 +128,8 @@ def eigh(
         arguments += ["eigh", A.distribution, A.dtype, None if B is None else B.distribution, type, bool(lower)]
         arguments += [bool(eigvals_only), subset, k, which, tolerance, steps and most, check_protection(protect, A)]
     work = Work("eigh", protect)
-    method, there = _method(A, subset, eigvals_only, protect), A
-    if B is None and method in BY_LAPACK and A.grid.shape != (1, 1):
+    method, there, few = _method(A, subset, eigvals_only, protect), A, k is not None and 3 * (k + 8) < len(A)
+    if B is None and method in BY_LAPACK and not few and A.grid.shape != (1, 1):
         there = work.did(A.redistribute(grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F"))
     warn_unless_hermitian(work, lower, A.grid, A=there, B=B)
     H, pair = there if lower else there.H, None
@@ -150,7 +150,6 @@ def eigh(
         part = subset.slice_of(scaled_back(values))
         return A.grid.expected(part, slice(None)) if subset.kind == "value" else part
 
-    few = k is not None and 3 * (k + 8) < len(A)
     by_steps = _by_lanczos(work, T, k, which, tolerance, most, steps is None) if few else None
     w, V, done, facts = by_steps or METHODS[method](work, T, wanted)
     if eigvals_only:

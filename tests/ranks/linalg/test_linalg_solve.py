@@ -363,6 +363,10 @@ def test_lu_uses_the_cores_of_the_node(comm: Any, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LinAlgError, match="singular"):
         linalg.solve(DistMatrix.ones((40, 40), grid=grid), np.ones(40))
     grid.free()
+    with ProcessGrid(comm, (1, 1), ranks=[comm.size - 1]) as one:  # other ranks have no position
+        for block in (None, 16, (8, 24)):  # several panels: the ranks without a position wait once
+            A = DistMatrix.from_global(whole.real, grid=one, block=block, order="F")
+            assert np.allclose(whole.real @ linalg.lu_solve(linalg.lu_factor(A), np.ones(40)), 1, atol=1e-2)
 
 
 @pytest.mark.parametrize(("block", "dtype", "transposed"), third(pairs((None, 16), DTYPES, (False, True))))
