@@ -54,17 +54,20 @@ if TYPE_CHECKING:
         def __get__(self, matrix: M, kind: type[M]) -> _Bound[M, Scalar]: ...
 
 
-# only for the type checker: the type of a reduction of all elements
-def _number(method: Callable[..., Any]) -> _Method[Any]:
-    return method  # type: ignore[return-value]
+def reduction(name: str, result: str) -> Any:
+    """Return a method that reduces elements by a Fold.   name : the class, and the Fold, such as "Reductions.sum".
 
+    The method calls `_reduced` of its class.   result : what it returns, for its documentation.
+    """
 
-def _truth(method: Callable[..., Any]) -> _Method[np.bool]:
-    return method  # type: ignore[return-value]
+    def method(self: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        return self._reduced(fold, axis, keepdims)
 
-
-def _index(method: Callable[..., Any]) -> _Method[np.intp]:
-    return method  # type: ignore[return-value]
+    method.__qualname__, method.__name__ = name, name.partition(".")[2]
+    method.__doc__ = f"Return {result}.  Collective."
+    method.__code__ = method.__code__.replace(co_qualname=name)  # shown by the watchdog
+    fold = folds.FOLDS[method.__name__]
+    return method
 
 
 class Reductions(MatrixBase):
@@ -88,50 +91,19 @@ class Reductions(MatrixBase):
     Raises ArgumentError for an axis that is not None, 0, 1, -1 or -2, and for extrema of no elements.
     """
 
-    @_number
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the sum of the elements.  Collective."""
-        return self._reduced(folds.FOLDS["sum"], axis, keepdims)
-
-    @_number
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the mean of the elements.  Collective."""
-        return self._reduced(folds.FOLDS["mean"], axis, keepdims)
-
-    @_number
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the product of the elements.  Collective."""
-        return self._reduced(folds.FOLDS["prod"], axis, keepdims)
-
-    @_number
-    def min(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the least element; NaN if any element is NaN.  Collective."""
-        return self._reduced(folds.FOLDS["min"], axis, keepdims)
-
-    @_number
-    def max(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the largest element; NaN if any element is NaN.  Collective."""
-        return self._reduced(folds.FOLDS["max"], axis, keepdims)
-
-    @_truth
-    def any(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return whether any element is not 0.  Collective."""
-        return self._reduced(folds.FOLDS["any"], axis, keepdims)
-
-    @_truth
-    def all(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return whether all elements are not 0.  Collective."""
-        return self._reduced(folds.FOLDS["all"], axis, keepdims)
-
-    @_index
-    def argmin(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the index of the first least element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(folds.FOLDS["argmin"], axis, keepdims)
-
-    @_index
-    def argmax(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return the index of the first largest element or first NaN, in row-major order or along axis.  Collective."""
-        return self._reduced(folds.FOLDS["argmax"], axis, keepdims)
+    sum: _Method[Any] = reduction("Reductions.sum", "the sum of the elements")
+    mean: _Method[Any] = reduction("Reductions.mean", "the mean of the elements")
+    prod: _Method[Any] = reduction("Reductions.prod", "the product of the elements")
+    min: _Method[Any] = reduction("Reductions.min", "the least element; NaN if any element is NaN")
+    max: _Method[Any] = reduction("Reductions.max", "the largest element; NaN if any element is NaN")
+    any: _Method[np.bool] = reduction("Reductions.any", "whether any element is not 0")
+    all: _Method[np.bool] = reduction("Reductions.all", "whether all elements are not 0")
+    argmin: _Method[np.intp] = reduction(
+        "Reductions.argmin", "the index of the first least element or first NaN, in row-major order or along axis"
+    )
+    argmax: _Method[np.intp] = reduction(
+        "Reductions.argmax", "the index of the first largest element or first NaN, in row-major order or along axis"
+    )
 
     @overload
     def var(self, axis: Whole = None, ddof: int = 0, keepdims: Literal[False] = False) -> Any: ...

@@ -17,6 +17,7 @@ from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays import folds
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.matrix.distmatrix import DistMatrix
+from pdgemm.matrix.reductions import reduction
 from pdgemm.planning.tensors.tensor_layouts import partial_layout, undivided
 from pdgemm.support.agreement import together
 from pdgemm.tensors.tensor_base import Axis, TensorBase, in_layout
@@ -97,37 +98,21 @@ class TensorReductions(TensorBase):
         result = terms._reduced(folds.FOLDS[name], axis, keepdims)
         return result if dtype is None or result.dtype == dtype else result.astype(dtype)
 
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return least elements over some axes, all by default.  Collective."""
-        return self._reduced(folds.FOLDS["min"], axis, keepdims)
-
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return largest elements over some axes, all by default.  Collective."""
-        return self._reduced(folds.FOLDS["max"], axis, keepdims)
-
-    def argmin(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return the indices of the first least elements along an axis, or among all by default.  Collective."""
-        return self._reduced(folds.FOLDS["argmin"], axis, keepdims)
-
-    def argmax(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return the indices of the first largest elements along an axis, or among all by default.  Collective."""
-        return self._reduced(folds.FOLDS["argmax"], axis, keepdims)
-
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return whether any element over some axes, all by default, is not 0.  Collective."""
-        return self._reduced(folds.FOLDS["any"], axis, keepdims)
-
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return whether all elements over some axes, all by default, are not 0.  Collective."""
-        return self._reduced(folds.FOLDS["all"], axis, keepdims)
+    min = reduction("TensorReductions.min", "least elements over some axes, all by default")
+    max = reduction("TensorReductions.max", "largest elements over some axes, all by default")
+    argmin = reduction(
+        "TensorReductions.argmin", "the indices of the first least elements along an axis, or among all by default"
+    )
+    argmax = reduction(
+        "TensorReductions.argmax", "the indices of the first largest elements along an axis, or among all by default"
+    )
+    any = reduction("TensorReductions.any", "whether any element over some axes, all by default, is not 0")
+    all = reduction("TensorReductions.all", "whether all elements over some axes, all by default, are not 0")
+    mean = reduction("TensorReductions.mean", "means over some axes, all by default")
 
     def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the number of elements that are not 0 over some axes, all by default.  Collective."""
         return cast(Any, np.not_equal)(self, 0).sum(axis, keepdims)
-
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Return means over some axes, all by default.  Collective."""
-        return self._reduced(folds.FOLDS["mean"], axis, keepdims)
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Return variances over some axes, all by default: sums of |x - mean|^2 / (n - ddof).  Collective."""
