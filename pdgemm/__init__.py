@@ -13,36 +13,29 @@ A name is imported at its first use, so modules without communication, such as `
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 if _TYPE_CHECKING:
-    from pdgemm import array_api as array_api
-    from pdgemm import interchange as interchange
-    from pdgemm import io as io
-    from pdgemm import linalg as linalg
-    from pdgemm import parallel as parallel
-    from pdgemm import scalapack as scalapack
-    from pdgemm import statistics as statistics
+    from pdgemm import (
+        array_api as array_api,
+        interchange as interchange,
+        io as io,
+        linalg as linalg,
+        parallel as parallel,
+        scalapack as scalapack,
+        statistics as statistics,
+    )
     from pdgemm.algorithms.epilogue import Epilogue as Epilogue
-    from pdgemm.algorithms.indexing.routing import Routing as Routing
-    from pdgemm.algorithms.indexing.routing import plan_grouped as plan_grouped
-    from pdgemm.algorithms.indexing.selection import assign as assign
-    from pdgemm.algorithms.indexing.selection import select as select
+    from pdgemm.algorithms.indexing.routing import Routing as Routing, plan_grouped as plan_grouped
+    from pdgemm.algorithms.indexing.selection import assign as assign, select as select
     from pdgemm.algorithms.protection.checksum import checksum as checksum
     from pdgemm.algorithms.redistribution import redistribute as redistribute
     from pdgemm.batched import matmul_batched as matmul_batched
     from pdgemm.devices import gpu_binding as gpus  # noqa: F401
-    from pdgemm.errors import CorruptionError as CorruptionError
-    from pdgemm.errors import PdgemmError as PdgemmError
-    from pdgemm.gemm import Plan as Plan
-    from pdgemm.gemm import matmul as matmul
-    from pdgemm.gemm import pdgemm as pdgemm
-    from pdgemm.gemm import plan as plan
-    from pdgemm.grids.distribution import BlockCyclic as BlockCyclic
-    from pdgemm.grids.distribution import Distribution as Distribution
-    from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid
-    from pdgemm.grids.process_grid import set_default_grid as set_default_grid
+    from pdgemm.errors import CorruptionError as CorruptionError, PdgemmError as PdgemmError
+    from pdgemm.gemm import Plan as Plan, matmul as matmul, pdgemm as pdgemm, plan as plan
+    from pdgemm.grids.distribution import BlockCyclic as BlockCyclic, Distribution as Distribution
+    from pdgemm.grids.process_grid import ProcessGrid as ProcessGrid, set_default_grid as set_default_grid
     from pdgemm.grouped import matmul_grouped as matmul_grouped
     from pdgemm.instrument.report import Report as Report
     from pdgemm.io.streamed.multiply_files import multiply_files as multiply_files
@@ -50,16 +43,14 @@ if _TYPE_CHECKING:
     from pdgemm.matrix.batch import Batch as Batch
     from pdgemm.matrix.distmatrix import DistMatrix as DistMatrix
     from pdgemm.matrix.residual import verify as verify
-    from pdgemm.planning.machines.machine import Machine as Machine
-    from pdgemm.planning.machines.machine import load_machine as load_machine
+    from pdgemm.planning.machines.machine import Machine as Machine, load_machine as load_machine
     from pdgemm.planning.tensors.einsum_plan import plan_einsum as plan_einsum
     from pdgemm.resilience.survivors import resilient as resilient
     from pdgemm.scaled.quantization import quantize as quantize
     from pdgemm.scaled.scaled_matrix import Scaled as Scaled
     from pdgemm.schedules.dealing import balance as balance
     from pdgemm.tensors.dist_tensor import DistTensor as DistTensor
-    from pdgemm.tensors.einsum import einsum as einsum
-    from pdgemm.tensors.einsum import tensordot as tensordot
+    from pdgemm.tensors.einsum import einsum as einsum, tensordot as tensordot
     from pdgemm.tools.profiling.trace_file import trace as trace
 
 _NAMES = {  # the public names of each module
@@ -90,16 +81,8 @@ _NAMES = {  # the public names of each module
     "pdgemm.io.streamed.multiply_files": ["multiply_files"],
     "pdgemm.io.streamed.stored_matrix": ["StoredMatrix"],
 }
-_MODULES = {
-    "array_api": "pdgemm.array_api",
-    "gpus": "pdgemm.devices.gpu_binding",
-    "interchange": "pdgemm.interchange",
-    "io": "pdgemm.io",
-    "linalg": "pdgemm.linalg",
-    "parallel": "pdgemm.parallel",
-    "scalapack": "pdgemm.scalapack",
-    "statistics": "pdgemm.statistics",
-}
+_BELOW = ("array_api", "interchange", "io", "linalg", "parallel", "scalapack", "statistics")
+_MODULES = {**{name: f"pdgemm.{name}" for name in _BELOW}, "gpus": "pdgemm.devices.gpu_binding"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)  # no modules: a star import would hide Python's modules of the same names, such as io
 

@@ -17,8 +17,7 @@ from pdgemm.batched import BatchProduct
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.run_report import RunReport, traffic_of
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import op_letter
 from pdgemm.local.arrays.device import Array
 from pdgemm.matrix import argument_checks as checks

@@ -4,5 +4,4 @@ The safetensors library (`pip install 'pdgemm[safetensors]'`) reads the header a
 ranks read and write elements in parallel.
 """
 
-from pdgemm.io.safetensors.matrices import load_all as load_all
-from pdgemm.io.safetensors.matrices import save_all as save_all
+from pdgemm.io.safetensors.matrices import load_all as load_all, save_all as save_all

@@ -33,8 +33,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_seed
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.residual import Images, Residual, added_images, random_vectors
-from pdgemm.matrix.residual import residual as residual_of
+from pdgemm.matrix.residual import Images, Residual, added_images, random_vectors, residual as residual_of
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support import signals
 from pdgemm.support.agreement import GuardedCallback, agree, together

@@ -21,8 +21,7 @@ from pdgemm.io.streamed.files_product import checks_of, operand_of, report_of_ti
 from pdgemm.io.streamed.stored_svd import LIMIT, stored_svd
 from pdgemm.io.streamed.tiling import Operand, Tiling
 from pdgemm.io.streamed.tiling_choice import counts
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_optional, op_letter
 from pdgemm.matrix.argument_checks import as_scalar, check_alpha, check_matrices
 from pdgemm.matrix.distmatrix import DistMatrix

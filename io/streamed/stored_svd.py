@@ -29,8 +29,7 @@ from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import RangeOfPanels, times
 from pdgemm.linalg.singular.svd import SvdSearch, Triplets, checked_search, leading_triplets, triplets_by_steps
 from pdgemm.linalg.work import Work, text_of_function
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_optional
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of

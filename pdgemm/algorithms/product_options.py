@@ -13,8 +13,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_name, as_optional, as_shape, op_letter
 from pdgemm.local.arrays.device import REMEDY, Device, Reach
 from pdgemm.local.arrays.emulation import EMULATIONS

@@ -17,8 +17,7 @@ from pdgemm.instrument.run_report import RunReport, summed
 from pdgemm.instrument.step_reports import Steps
 from pdgemm.linalg.factors.operands import check_operand, identity_like, to_one
 from pdgemm.linalg.factors.qr import factored
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_name
 from pdgemm.local.arrays.element_functions import slabs
 from pdgemm.matrix.argument_checks import communicator, shape_of

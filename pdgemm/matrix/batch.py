@@ -15,8 +15,7 @@ from mpi4py import MPI
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.instrument.run_report import RunReport
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_whole
 from pdgemm.local.arrays.device import Device
 from pdgemm.local.arrays.dtypes import element_type

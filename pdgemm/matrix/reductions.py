@@ -20,8 +20,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.instrument import spans
 from pdgemm.instrument.recorder import Recorder, Traffic
 from pdgemm.instrument.run_report import VectorTraffic, count_vectors, report_of_move
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import folds
+from pdgemm.local.arrays import device as devices, folds
 from pdgemm.local.arrays.arguments import as_count, shown
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.dtypes import element_type

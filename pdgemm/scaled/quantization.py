@@ -10,8 +10,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import BlockCyclic, Distribution
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_count, as_name, as_pair, as_real
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.matrix.argument_checks import check_matrices, communicator

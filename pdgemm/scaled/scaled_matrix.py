@@ -15,8 +15,7 @@ from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.gemm import carried_out, pdgemm
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_count, as_pair, op_letter
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.local.arrays.keys import is_view, picked

@@ -15,8 +15,7 @@ from pdgemm.gemm import carried_out
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.device import beside
 from pdgemm.local.arrays.elementwise import is_extension, set_broadcast, supported
 from pdgemm.matrix.argument_checks import as_scalar, check_result

@@ -13,8 +13,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.linalg.work import Work
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import folds
+from pdgemm.local.arrays import device as devices, folds
 from pdgemm.local.arrays.device import Array, to_host
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.reductions import reduction

@@ -26,8 +26,7 @@ from peers.places import ABSENT, Contender, Place
 from peers.results import MNK, NumPyProduct, Result, measure, options, report
 from threadpoolctl import threadpool_limits
 
-from pdgemm.local.blas import library as blas
-from pdgemm.local.blas import processors as kernels
+from pdgemm.local.blas import library as blas, processors as kernels
 
 SHAPES: dict[str, MNK] = {
     "512": (512, 512, 512),

@@ -16,8 +16,7 @@ from fake_cuda import CUDADriverError, CUDARuntimeError, Gpu
 from fake_nccl import Nccl
 from tiers import in_turn
 
-from pdgemm import Batch, DistMatrix, Epilogue, ProcessGrid, linalg, matmul_grouped, pdgemm
-from pdgemm import plan as planned
+from pdgemm import Batch, DistMatrix, Epilogue, ProcessGrid, linalg, matmul_grouped, pdgemm, plan as planned
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, OutOfMemoryError
 from pdgemm.local.arrays.elementwise import CONVERT
 from pdgemm.transport.movers.node_arrays import NodeArrays

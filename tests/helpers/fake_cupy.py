@@ -276,8 +276,7 @@ def _in_python(operation: str) -> str:
 def fake_cupy(gpus: int = 1, aware: str = "no") -> Iterator[Gpu]:
     """Let `import cupy` load this simulation, with `gpus` GPUs.   aware : is MPI CUDA-aware?"""
     from pdgemm import devices
-    from pdgemm.devices import gpu_aware_mpi
-    from pdgemm.devices import gpu_binding as choice
+    from pdgemm.devices import gpu_aware_mpi, gpu_binding as choice
     from pdgemm.local.arrays import device
 
     gpu = Gpu(gpus)

@@ -19,8 +19,7 @@ from pdgemm.errors import ArgumentError, DTypeError
 from pdgemm.grids.index_map import IndexMap, packed
 from pdgemm.local.arrays import element_functions
 from pdgemm.local.arrays.element_functions import normal
-from pdgemm.local.blas import library as blas
-from pdgemm.local.blas import local_gemm
+from pdgemm.local.blas import library as blas, local_gemm
 from pdgemm.local.blas.local_gemm import (
     conjugates,
     forms_squares,

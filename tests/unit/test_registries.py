@@ -20,14 +20,12 @@ from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import op_letter
-from pdgemm.local.arrays.device import _MODULES as device_modules
-from pdgemm.local.arrays.device import HOST
+from pdgemm.local.arrays.device import _MODULES as device_modules, HOST
 from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.local.arrays.element_functions import KINDS
 from pdgemm.planning import algorithm_registry
 from pdgemm.planning.algorithm_registry import ALGORITHMS
-from pdgemm.planning.machines.machine import KINDS as LINKS
-from pdgemm.planning.machines.machine import Machine
+from pdgemm.planning.machines.machine import KINDS as LINKS, Machine
 from pdgemm.planning.machines.simulator import product_seconds, simulate
 from pdgemm.planning.planner import plan_product
 from pdgemm.planning.problem import Problem

@@ -22,8 +22,7 @@ from pdgemm.linalg.factors.qr import qr
 from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.ranges import ELEMENTS, in_range
 from pdgemm.linalg.work import Work, check_protection, distributed, near_one, on_one_rank, orthonormal_basis, random
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_count, as_name, as_pair, as_real, as_whole, shown
 from pdgemm.local.blas.band import eigenvalues_of_band, eigenvalues_of_tridiagonal
 from pdgemm.matrix.argument_checks import check_devices, communicator, shape_of

@@ -17,8 +17,7 @@ from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.instrument.run_report import RunReport
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.device import to_host
 from pdgemm.local.arrays.element_functions import element_function
 from pdgemm.local.arrays.elementwise import set_elements

@@ -18,8 +18,7 @@ from pdgemm.gemm import carried_out
 from pdgemm.grids.distribution import Distribution
 from pdgemm.grids.layout import Order
 from pdgemm.instrument.step_reports import Steps
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_name, as_optional, op_letter
 from pdgemm.local.arrays.elementwise import CONJUGATE, CONVERT, scale
 from pdgemm.matrix.argument_checks import (

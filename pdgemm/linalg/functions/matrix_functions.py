@@ -19,8 +19,7 @@ from pdgemm.linalg.factors.cholesky import cholesky
 from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.functions.polar import inverse, polar
 from pdgemm.linalg.work import Work, add_to_diagonal, check_protection, near_one, started
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_count, as_real, as_whole, op_letter, shown
 from pdgemm.local.arrays.device import Array, beside, to_host
 from pdgemm.local.arrays.dtypes import common, element_type

@@ -13,8 +13,7 @@ from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.svd import all_triplets, are_shared, svd
 from pdgemm.linalg.work import Work, near_one, on_one_rank
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_real
 from pdgemm.local.blas.band import singular_values_of_band
 from pdgemm.matrix.argument_checks import communicator, shape_of

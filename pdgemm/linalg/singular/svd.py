@@ -27,8 +27,7 @@ from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, leading_space, missing
 from pdgemm.linalg.work import Work, check_protection, near_one
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_count, as_real, as_seed
 from pdgemm.matrix.argument_checks import communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from threadpoolctl import LibController
 
-from pdgemm.local.blas import library as blas
-from pdgemm.local.blas import processors
+from pdgemm.local.blas import library as blas, processors
 
 if TYPE_CHECKING:
     from mpi4py import MPI

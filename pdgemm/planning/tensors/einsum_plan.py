@@ -12,8 +12,7 @@ import numpy as np
 
 from pdgemm.errors import ArgumentError, DTypeError, MemoryLimitError
 from pdgemm.grids.tensor_layout import TensorLayout
-from pdgemm.local.arrays import device as devices
-from pdgemm.local.arrays import dtypes
+from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_name
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes, with_reach
 from pdgemm.planning.program import Program, Stage

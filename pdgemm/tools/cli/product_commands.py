@@ -202,8 +202,7 @@ def verify(
     """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
     from pdgemm.io.source import source
     from pdgemm.io.streamed.before_reading import Outlines, check_memory, operands
-    from pdgemm.matrix.residual import check_arguments
-    from pdgemm.matrix.residual import verify as residual_of
+    from pdgemm.matrix.residual import check_arguments, verify as residual_of
     from pdgemm.tools.cli.session import session
 
     if beta and c0 is None:

@@ -20,8 +20,7 @@ from typing import Any
 from mpi4py import MPI
 
 from pdgemm import __version__
-from pdgemm.devices import gpu_aware_mpi as probe
-from pdgemm.devices import gpu_binding
+from pdgemm.devices import gpu_aware_mpi as probe, gpu_binding
 from pdgemm.errors import PdgemmError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays.dtypes import OPERANDS

@@ -16,8 +16,7 @@ from msgspec import Meta, Struct
 
 from pdgemm.errors import ArgumentError, FileError
 from pdgemm.support.file_states import ordinary
-from pdgemm.support.files import lock, naming
-from pdgemm.support.files import read_file as read_file
+from pdgemm.support.files import lock, naming, read_file as read_file
 from pdgemm.support.json_input import Count, Figure, Positive, Seconds, converted, decoded
 from pdgemm.tools.studies.cases import Case, TrainingCase
 from pdgemm.tools.studies.predictions import Prediction

@@ -23,8 +23,7 @@ from pdgemm.planning.machines.simulator import simulate
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.planning.search.candidates import Arrangement
 from peers.places import BOTH, LIMITS, TENSOR_PARALLEL, bytes_into_a_host
-from peers.with_pdgemm import block
-from peers.with_pdgemm import kernel as kernel
+from peers.with_pdgemm import block, kernel as kernel
 from peers.worker import Maker, Setting, Way, boxes, product, randomize
 
 PIECES = 16  # a product is computed in as many pieces, with progress of MPI in between

@@ -29,8 +29,19 @@ from problems import grid_shapes  # noqa: E402
 from attacks.damage import JUNK, damaged_json  # noqa: E402
 from attacks.flips import case  # noqa: E402
 from attacks.trial import Finding  # noqa: E402
-from pdgemm import Batch, DistMatrix, Plan, ProcessGrid, errors, matmul_batched, pdgemm, plan, redistribute, verify  # noqa: E402
-from pdgemm import scalapack as sl  # noqa: E402
+from pdgemm import (  # noqa: E402
+    Batch,
+    DistMatrix,
+    Plan,
+    ProcessGrid,
+    errors,
+    matmul_batched,
+    pdgemm,
+    plan,
+    redistribute,
+    scalapack as sl,
+    verify,
+)
 from pdgemm.errors import PdgemmError  # noqa: E402
 from pdgemm.io import hdf5, source  # noqa: E402
 

@@ -11,8 +11,7 @@ import h5py
 import numpy as np
 from problems import TOLERANCE, gemm_error
 
-from attacks.trial import Finding, Job, Run, Trial, judge, tail
-from attacks.trial import ranks as there
+from attacks.trial import Finding, Job, Run, Trial, judge, ranks as there, tail
 
 END = 60  # seconds in which a job must end after a kill
 MOST = 3  # the most kills of one product

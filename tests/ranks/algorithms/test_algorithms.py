@@ -15,8 +15,7 @@ from tree_mover import ON_HOST
 
 from pdgemm import ProcessGrid
 from pdgemm.planning import planner
-from pdgemm.schedules.products import cannon_product as cannon
-from pdgemm.schedules.products import summa_product as summa
+from pdgemm.schedules.products import cannon_product as cannon, summa_product as summa
 
 pytestmark = [pytest.mark.mpi, every_grid, pytest.mark.usefixtures("allgather_3d")]
 

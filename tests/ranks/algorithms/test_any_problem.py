@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_problems import check_outside, draw_side
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from problems import FLOATS, accepted
 from tiers import every_grid, examples
 from tree_mover import ON_HOST

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_device import fake_device
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from mpi4py import MPI
 from problems import SHAPES, op
 from stored_files import refused

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_problems import check_outside, draw_side
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tiers import every_grid, examples
 
 from pdgemm.errors import ArgumentError

@@ -10,8 +10,7 @@ from itertools import product
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from planned_models import A100, GPT3, H100
 from tiers import examples, third
 

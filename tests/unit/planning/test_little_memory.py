@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 from drawn_problems import inner_pairs, widths
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tiers import examples
 
 from pdgemm.errors import MemoryLimitError

@@ -15,8 +15,7 @@ import in_process
 import jobs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tiers import examples
 
 from pdgemm.algorithms.product_options import Operands, ProductOptions, problem_of

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from pdgemm.grids.distribution import BlockCyclic, Distribution
 from pdgemm.grids.index_map import overlap_counts

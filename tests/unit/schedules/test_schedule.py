@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from allgather_3d import allgather_3d_registered
 from drawn_problems import inner_pairs, widths
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tiers import examples
 from tree_mover import tree_planned
 
