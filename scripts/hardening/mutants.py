@@ -1,4 +1,4 @@
-"""Plant 128 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
+"""Plant 131 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
     python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
     python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
@@ -100,6 +100,11 @@ MUTANTS = [
            "check_named(new, before)", "assert before", ("2 tests/io/test_replaced.py",)),
     Mutant("blas: columns that overlap are multiplied", "_stride",
            "return 0 if ragged or ld < rows else ld", "return 0 if ragged else ld", (f"0 {U}test_local.py",)),
+    Mutant("blas: threads of the whole node are left to one rank", "NodeCores.used",
+           "library.set_num_threads(number)", "library.set_num_threads(self.threads)",
+           (f"2 {R}eigen/test_eigh.py",)),
+    Mutant("linalg: one rank computes without the cores of the node", "cores_of_node",
+           "if ranks > 1 and not grid.idle", "if ranks > 2 and not grid.idle", (f"2 {R}linalg/test_linalg_solve.py",)),
     Mutant("models: stage 3 gathers parameters once", "LineState.moved",
            "(0, 1, 1, (self.users + 1) * m)[self.zero]", "(0, 1, 1, self.users + 1)[self.zero]",
            (f"0 {U}planning/test_model_plans.py",)),

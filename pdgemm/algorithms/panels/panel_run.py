@@ -185,9 +185,8 @@ def cores_of_node(grid: ProcessGrid, ranks: int) -> Iterator[None]:
             yield
     finally:
         if ranks > 1:
-            done = grid.comm.Ibarrier()
             with Wait(grid.comm):
-                poll_until(done.Test)
+                poll_until(grid.comm.Ibarrier().Test)
 
 
 def working_copy(
