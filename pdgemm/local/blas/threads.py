@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,15 +61,17 @@ class NodeCores(NamedTuple):
     def used(self) -> Iterator[None]:
         """Let BLAS use all of these cores in a block; the other ranks of the node compute nothing meanwhile.  Local."""
         own, before = os.sched_getaffinity(0), [(x, x.num_threads) for x in _libraries()]
-        os.sched_setaffinity(0, self.cores)  # threads that a library starts inherit it
+        with suppress(OSError):  # a container may forbid it; the threads then share the cores of this rank
+            os.sched_setaffinity(0, self.cores)  # threads that a library starts inherit it
         try:
-            for library, _ in before:
-                library.set_num_threads(self.threads)
+            for library, number in before:
+                library.set_num_threads(max(number, self.threads))
             yield
         finally:
             for library, number in before:
                 library.set_num_threads(number)
-            os.sched_setaffinity(0, own)
+            with suppress(OSError):
+                os.sched_setaffinity(0, own)
 
 
 def decided_by(api: str | None = None) -> str | None:
