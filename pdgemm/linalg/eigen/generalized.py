@@ -18,7 +18,7 @@ from pdgemm.local.arrays.dtypes import eps
 from pdgemm.matrix.argument_checks import shape_of
 from pdgemm.matrix.array_functions import tril, triu
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.support.agreement import warn_together
+from pdgemm.support.agreement import together, warn_together
 
 _TILE = 128  # rows and columns of a tile that fits in cache with its transpose
 
@@ -99,10 +99,11 @@ def _is_hermitian(H: DistMatrix) -> bool:
     """Return whether the only rank of a grid, on the host, sees that a matrix equals its adjoint.  Collective."""
     if H.grid.shape != (1, 1) or H.grid.draft or H.device != devices.HOST:
         return False
-    X, ends, comm = H.local, range(0, len(H), _TILE), H.grid.comm
-    tiles = ((slice(i, i + _TILE), slice(j, j + _TILE)) for i in ends for j in ends if j <= i)
-    equal = H.grid.idle or all(np.array_equal(X[i, j], X[j, i].conj().T) for i, j in tiles)
-    return bool(comm.bcast(equal, root=H.grid.rank_map[0])) if comm.size > 1 else equal
+    with (differs := together(H.grid.comm)):
+        X, ends = H.local, range(0, 0 if H.grid.idle else len(H), _TILE)
+        tiles = ((slice(i, i + _TILE), slice(j, j + _TILE)) for i in ends for j in ends if j <= i)
+        differs.flag = not all(np.array_equal(X[i, j], X[j, i].conj().T) for i, j in tiles)
+    return not differs.flag
 
 
 def lower_triangle(A: DistMatrix) -> DistMatrix:

@@ -118,6 +118,7 @@ def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any) -> None:
     """One rank computes with the threads of all ranks of the node, which it gives back; its error is that of all."""
     monkeypatch.setattr("pdgemm.linalg.factors.operands.ON_NODE", 4)
     monkeypatch.setattr("pdgemm.algorithms.panels.panel_run._LONG", 0)
+    monkeypatch.setattr("pdgemm.linalg.eigen.generalized._TILE", 8)
     for name in ("LARGE", "LARGE_FOR_PART", "LARGE_FOR_VALUES"):
         monkeypatch.setattr(f"pdgemm.linalg.eigen.eigh.{name}", 200)
     used, cores, calls = NodeCores.used, [], []
@@ -152,6 +153,13 @@ def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any) -> None:
             assert len(cores) == (comm.size > 1 and grid.rank == grid.rank_map[0]) * 4
             calls.clear()
             cores.clear()
+
+    for at in ((0, 23), (23, 0), (9, 3)):  # one element, in a tile on or off the diagonal
+        a = np.ones((24, 24))
+        a[at] = 2
+        with ProcessGrid(comm) as grid:
+            with pytest.warns(scipy.linalg.LinAlgWarning, match=f"on a {grid} grid. is not Hermitian"):
+                linalg.eigvalsh(DistMatrix.from_global(a, grid=grid, block=5))
 
     def failing(*arguments: Any, **options: Any) -> Any:
         raise np.linalg.LinAlgError("no convergence")
