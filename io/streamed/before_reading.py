@@ -20,7 +20,7 @@ from pdgemm.io.source import Source
 from pdgemm.local.arrays import device as devices
 from pdgemm.local.arrays.dtypes import product
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.residual import check_arguments
+from pdgemm.matrix.residual import Claim, checked_claim
 from pdgemm.names import DeviceName
 from pdgemm.planning.product_plan import ProductPlan
 from pdgemm.support.agreement import together
@@ -105,7 +105,7 @@ def check_operands_in_files(
     planned = plan(A, B, C, **options)
     if seed is not None and C is not None:
         sums: Any = {name: options.get(name) for name in ("accumulate_dtype", "compute_type")}
-        check_arguments(C, options["alpha"], A, B, options["beta"], C if c else None, seed=seed, **sums)
+        checked_claim(Claim(C, options["alpha"], A, B, options["beta"], C if c else None, **sums), seed)
     matrix_bytes = outlines.nbytes
     if device == devices.HOST:
         copy = matrix_bytes[-1] if seed is not None and c else 0

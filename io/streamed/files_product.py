@@ -33,7 +33,7 @@ from pdgemm.local.arrays import dtypes
 from pdgemm.local.arrays.arguments import as_seed
 from pdgemm.matrix.argument_checks import as_scalar
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.residual import Images, Residual, added_images, random_vectors, residual as residual_of
+from pdgemm.matrix.residual import Claim, Images, Residual, added_images, random_vectors, residual as residual_of
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support import signals
 from pdgemm.support.agreement import GuardedCallback, agree, together
@@ -169,7 +169,7 @@ class FilesProduct:
         of = partial(applied, self.grid)
         # inspect the files again: their times may differ now; the sums of the reads showed that elements did not change
         a, b, *entry = (x.again(self.grid) for x in self.inputs)
-        return residual_of(of, c, self.alpha, a, b, self.beta, entry[0] if entry else None, X, **sums)
+        return residual_of(of, Claim(c, self.alpha, a, b, self.beta, entry[0] if entry else None, **sums), X)
 
     def _written(self, kept: Checkpoints, notify: GuardedCallback) -> TileWriter:
         """Compute and write all tiles; return the writer with its counts.  Tile and panels are freed at the end."""

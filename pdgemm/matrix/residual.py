@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -48,6 +48,30 @@ class Residual:
         tells = self.of_zeros > self.bound or (self.of_zeros == 0 and (self.rows > 0 or not self.not_finite))
         return not self.wrong and tells
 
+    @classmethod
+    def of(cls, result: Any, expected: Any, sizes: tuple[Any, Any], finite: tuple[Any, Any], bound: float) -> Residual:
+        """Return the outcome of a comparison, whose arrays are the same on every rank.  Local.
+
+        sizes : of the errors, and of the expected elements, to which these are relative.
+        finite : whether the rows, or elements, of the result and of the expected one are compared.
+        bound : for real numbers.
+        """
+        (here, there), both, (size, scale) = finite, finite[0] & finite[1], sizes
+
+        def relative(errors: Any, sizes: Any) -> float:
+            e, s = np.abs(errors)[both], sizes[both]
+            return float(np.divide(e, s, out=np.where(e > 0, np.inf, 0.0), where=s > 0).max(initial=0.0))
+
+        with np.errstate(invalid="ignore", over="ignore"):
+            return cls(
+                value=relative(result - expected, size),
+                bound=bound * (8**0.5 if result.dtype.kind == "c" else 1),
+                rows=int(both.sum()),
+                not_finite=int((~here & ~there).sum()),
+                misplaced=int((here != there).sum()),
+                of_zeros=relative(expected, scale),
+            )
+
     def __str__(self) -> str:
         text = f"residual {self.value:.1e} (tolerance {self.bound:.1e}): {verdict(self)}"
         if not (self.passed or self.wrong) and self.rows:
@@ -63,6 +87,19 @@ class Residual:
 def verdict(check: Any) -> str:
     """Return the verdict of a check as text."""
     return "ok" if check.passed else "WRONG" if check.wrong else "this check cannot tell"
+
+
+class Claim(NamedTuple):
+    """What `verify` checks, C = alpha A B + beta C0, and the types in which C was accumulated and multiplied."""
+
+    C: Any
+    alpha: complex
+    A: Any
+    B: Any
+    beta: complex = 0.0
+    C0: Any = None
+    accumulate_dtype: Any = None
+    compute_type: str | None = None
 
 
 def verify(
@@ -100,28 +137,16 @@ def verify(
     of one word per row; where beta is not 0, the same for C0, and 4 mn vectors / P flops.
     Raises LayoutError on every rank when shapes do not fit.
     """
-    sums: Any = {"accumulate_dtype": accumulate_dtype, "compute_type": compute_type}
-    alpha, beta, X = check_arguments(C, alpha, A, B, beta, C0, seed=seed, vectors=vectors, **sums)
-    return residual(_apply, C, alpha, A, B, beta, C0, X, **sums)
+    claim, X = checked_claim(Claim(C, alpha, A, B, beta, C0, accumulate_dtype, compute_type), seed, vectors)
+    return residual(_apply, claim, X)
 
 
-def residual(
-    apply: Callable[[Any, np.ndarray, np.ndarray], Images],
-    C: Any,
-    alpha: complex,
-    A: Any,
-    B: Any,
-    beta: complex,
-    C0: Any,
-    X: np.ndarray,
-    *,
-    accumulate_dtype: DType | None = None,
-    compute_type: ComputeType | None = None,
-) -> Residual:
+def residual(apply: Callable[[Any, np.ndarray, np.ndarray], Images], claim: Claim, X: np.ndarray) -> Residual:
     """Return the outcome of `verify` for matrices of any kind that have a shape and a dtype.
 
     apply(M, X, size) : returns M X, |M| size, and the largest |element| of each row of M, whole on every rank.
     """
+    C, alpha, A, B, beta, C0, accumulate_dtype, compute_type = claim
     m, k, n = A.shape[0], A.shape[1], B.shape[1]
     how = None if compute_type is None else EMULATIONS.get(compute_type)
     # integer products are exact, but this comparison is in double precision
@@ -150,39 +175,13 @@ def residual(
             added, size = times_x(C0)
             right, scale = right + beta * added, scale + abs(beta) * size
         scale = scale * (1 - stored / bound)  # the rounding of C is added below, relative to its elements
-        finite_left, finite_right = (np.isfinite(x).all(axis=1) for x in (left + own, right + scale))
-        both = finite_left & finite_right
-        wrong, missing = np.abs(left - right), np.abs(right)
-        size = scale + own * (stored / bound)
-
-    def relative(errors: np.ndarray, sizes: np.ndarray) -> float:
-        e, s = errors[both], sizes[both]
-        return float(np.divide(e, s, out=np.where(e > 0, np.inf, 0.0), where=s > 0).max(initial=0.0))
-
-    return Residual(
-        value=relative(wrong, size),
-        bound=bound * (8**0.5 if C.dtype.kind == "c" else 1),
-        rows=int(both.sum()),
-        not_finite=int((~finite_left & ~finite_right).sum()),
-        misplaced=int((finite_left != finite_right).sum()),
-        of_zeros=relative(missing, scale),
-    )
+        finite = tuple(np.isfinite(x).all(axis=1) for x in (left + own, right + scale))
+        return Residual.of(left, right, (scale + own * (stored / bound), scale), finite, bound)
 
 
-def check_arguments(
-    C: DistMatrix,
-    alpha: complex,
-    A: DistMatrix,
-    B: DistMatrix,
-    beta: complex = 0.0,
-    C0: DistMatrix | None = None,
-    *,
-    seed: int = 0,
-    vectors: int = 2,
-    accumulate_dtype: Any = None,
-    compute_type: str | None = None,
-) -> tuple[Any, Any, np.ndarray]:
-    """Check the arguments of `verify`, and return alpha, beta and X.  Collective over C.grid; no element is read."""
+def checked_claim(claim: Claim, seed: int = 0, vectors: int = 2) -> tuple[Claim, np.ndarray]:
+    """Check the arguments of `verify`; return the claim and X.  Collective over C.grid; no element is read."""
+    C, alpha, A, B, beta, C0, accumulate_dtype, compute_type = claim
     with together(communicator(C=C, A=A, B=B)) as arguments:
         check_matrices(C=C, A=A, B=B, **({} if C0 is None else {"C0": C0}))
         m, k, n = A.shape[0], A.shape[1], B.shape[1]
@@ -197,7 +196,7 @@ def check_arguments(
         arguments += ["verify", (m, n, k), alpha, beta, seed, vectors, accumulate_dtype, compute_type]
         arguments += [A.dtype, B.dtype, C.dtype, None if C0 is None else C0.dtype]
         X = random_vectors(n, seed, vectors)
-    return alpha, beta, X
+    return claim._replace(alpha=alpha, beta=beta), X
 
 
 def random_vectors(n: int, seed: int, vectors: int = 2) -> np.ndarray:

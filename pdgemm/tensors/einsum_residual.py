@@ -61,21 +61,7 @@ def verify_einsum(
     left, right = np.atleast_1d(own).ravel(), np.atleast_1d(expected).ravel()
     size = np.atleast_1d(scale).ravel()
     finite = np.isfinite(left), np.isfinite(right) & np.isfinite(size)
-    both = finite[0] & finite[1]
-
-    def relative(errors: np.ndarray) -> float:
-        e, s = np.abs(errors)[both], size[both]
-        return float(np.divide(e, s, out=np.where(e > 0, np.inf, 0.0), where=s > 0).max(initial=0.0))
-
-    with np.errstate(invalid="ignore"):
-        return Residual(
-            value=relative(left - right),
-            bound=bound * (8**0.5 if dtype.kind == "c" else 1),
-            rows=int(both.sum()),
-            not_finite=int((~finite[0] & ~finite[1]).sum()),
-            misplaced=int((finite[0] != finite[1]).sum()),
-            of_zeros=relative(right),
-        )
+    return Residual.of(left, right, (size, size), finite, bound)
 
 
 def _chosen(expression: Expression, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

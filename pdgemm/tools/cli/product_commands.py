@@ -202,7 +202,7 @@ def verify(
     """Check C = alpha op(A) op(B) + beta C0 with random vectors, without a second product."""
     from pdgemm.io.source import source
     from pdgemm.io.streamed.before_reading import Outlines, check_memory, operands
-    from pdgemm.matrix.residual import check_arguments, verify as residual_of
+    from pdgemm.matrix.residual import Claim, checked_claim, verify as residual_of
     from pdgemm.tools.cli.session import session
 
     if beta and c0 is None:
@@ -214,7 +214,7 @@ def verify(
         once = x.is_same(y)
         A, B = operands(x, y, outlines.of_source, once)
         C, before = outlines.of_source(z), outlines.of_source(entry) if entry else None
-        check_arguments(C, alpha, A, B, beta, before, seed=seed)
+        checked_claim(Claim(C, alpha, A, B, beta, before), seed)
         check_memory(grid, sum(outlines.nbytes), "the matrices")
         A, B = operands(x._replace(what="A and B") if once else x, y, lambda each: say.read(each, block), once)
         C, before = say.read(z, block), say.read(entry, block) if entry else None
