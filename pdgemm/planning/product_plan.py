@@ -25,7 +25,7 @@ from pdgemm.schedules.products import Product
 from pdgemm.schedules.products.scales import plan_strips, strip_name
 from pdgemm.schedules.schedule import Buffers, Schedule
 from pdgemm.schedules.staircase import Staircase, in_triangle
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 from pdgemm.support.text import algorithm_name, sides
 
 MOVES_WEIGH = 2  # weight of the seconds of redistribution: for the memory of copies, and for costs outside the model

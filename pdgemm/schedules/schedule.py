@@ -13,7 +13,7 @@ import numpy as np
 from pdgemm.grids.layout import position
 from pdgemm.instrument.recorder import Traffic, Transfer
 from pdgemm.schedules.rounds import COLS, LAYERS, LINE, ROWS, Round, Tally
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 Buffers = dict[str, tuple[int, np.dtype]]  # name of the buffer: words, element type
 

@@ -20,7 +20,7 @@ import numpy as np
 from pdgemm.grids.distribution import BlockCyclic
 from pdgemm.grids.layout import Layout
 from pdgemm.schedules.schedule import RankMap
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 TriangleName = Literal["", "L", "U"]  # all of a matrix, or its lower or upper triangle with the diagonal
 LEAST = 64  # rows and columns of the tiles that cross the diagonal: BLAS is slower on smaller tiles

@@ -23,7 +23,7 @@ from pdgemm.schedules.mover_registry import IBCAST, MOVERS, NCCL
 from pdgemm.schedules.products.product import Product
 from pdgemm.schedules.rounds import MEMORY, Messages, Round, Tally, WorkPiece, one_each
 from pdgemm.schedules.schedule import Schedule
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 _MOST_SUMMED = 32  # nodes whose words are summed up
 _SAMPLE = 4  # number of ranks whose figures are computed if there are more ranks

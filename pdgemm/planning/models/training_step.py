@@ -14,7 +14,7 @@ from pdgemm.planning.models.model_layers import Layers, TrainingLayout, sums_by_
 from pdgemm.planning.models.model_shape import ModelLayers, ModelShape
 from pdgemm.schedules.training.flat_shards import FlatShards
 from pdgemm.schedules.training.pipeline_orders import pipeline_kind
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 
 class LineState(NamedTuple):

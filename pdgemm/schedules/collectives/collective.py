@@ -23,7 +23,7 @@ from pdgemm.schedules.formulas import LARGEST_MESSAGE_BYTES
 from pdgemm.schedules.mover_registry import RING
 from pdgemm.schedules.rounds import LINE, MEMORY, Messages, Round, WorkPiece
 from pdgemm.schedules.schedule import Buffers, LineSchedule
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 _PASSES = 2  # memory passes of an addition, which reads two vectors and writes one: it counts as two copies
 OPERATIONS = (

@@ -15,7 +15,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import Collective
 from pdgemm.schedules.rounds import Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 _STAGE_BYTES = 1 << 25  # the buffer of one stage of an all-gather of a matrix
 

@@ -16,7 +16,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.mover_registry import SHARED
 from pdgemm.schedules.rounds import LINE, Messages, Round
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
-from pdgemm.support.remembered import remembered, remembered_if
+from pdgemm.support.members import remembered, remembered_if
 
 WordsOf = Callable[[np.ndarray], np.ndarray]
 

@@ -31,7 +31,7 @@ from pdgemm.schedules.exchanges.block_messages import (
 )
 from pdgemm.schedules.rounds import grid_of
 from pdgemm.schedules.schedule import Buffers
-from pdgemm.support.remembered import remembered, remembered_if
+from pdgemm.support.members import remembered, remembered_if
 
 
 @dataclass(frozen=True)

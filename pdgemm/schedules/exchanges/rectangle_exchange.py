@@ -16,7 +16,7 @@ from pdgemm.instrument.recorder import Traffic
 from pdgemm.local.arrays.dtypes import arithmetic
 from pdgemm.schedules.exchanges.block_messages import DEVICE_BYTES, PACKED_BYTES, Block, Redistribution, WordsOf
 from pdgemm.schedules.rounds import grid_of
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pdgemm.schedules.products.product import PANELS_STAGED, Collective, Product
 from pdgemm.schedules.rounds import COLS, ROWS, Messages, Round, counts_of, grid_of, messages, products, signals
 from pdgemm.schedules.schedule import Buffers
 from pdgemm.schedules.steps import TorusStep, cannon_neighbours, cannon_steps, skewed_rank_maps
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 
 @dataclass(frozen=True)

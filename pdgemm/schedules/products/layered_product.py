@@ -25,7 +25,7 @@ from pdgemm.schedules.products.reduction import Reduction, Window, height
 from pdgemm.schedules.products.summa_product import Summa
 from pdgemm.schedules.rounds import Messages, Round, WorkPiece, one_each
 from pdgemm.schedules.schedule import Buffers, RankMap
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 SUMS_STAGED = {"staged C": "packed C", "staged part of C": "own part of C"}
 

@@ -16,7 +16,7 @@ from pdgemm.schedules.mover_registry import MOVERS, NCCL, RING, STAGED, reads
 from pdgemm.schedules.products.arithmetic import Arithmetic
 from pdgemm.schedules.schedule import Buffers, RankMap, Schedule
 from pdgemm.schedules.staircase import Staircase, Triangle, TriangleName, in_triangle
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 Collective = Literal["", "allgather", "reduce_scatter"]
 PANELS_STAGED = {"staged A": "panels of A", "staged B": "panels of B"}

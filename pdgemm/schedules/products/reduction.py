@@ -18,7 +18,7 @@ from pdgemm.schedules.products.arithmetic import SLAB
 from pdgemm.schedules.rounds import LAYERS, Messages, Round, messages
 from pdgemm.schedules.schedule import Buffers, RankMap
 from pdgemm.schedules.staircase import Triangle, TriangleName
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 ALL = slice(None)  # all windows
 LEAST_ROWS = 64  # least rows of each owner in a window with rows of every owner: BLAS is slower on fewer rows

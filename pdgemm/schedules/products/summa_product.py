@@ -27,7 +27,7 @@ from pdgemm.schedules.steps import (
     summa_steps,
     widest_panel,
 )
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 BUNDLE = 128  # least width of a bundle if k and the plan's width allow it: BLAS is slow on thin panels
 CACHE_BYTES = 1 << 25  # bytes of C per rank above which bundles are twice as wide: each bundle reads and writes C

@@ -17,7 +17,7 @@ import numpy as np
 from pdgemm.errors import ArgumentError
 from pdgemm.instrument.recorder import Traffic
 from pdgemm.schedules.collectives.collective import Collective
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 
 class FlatBucket(NamedTuple):

@@ -9,7 +9,7 @@ from math import prod
 
 from pdgemm.errors import MeshError
 from pdgemm.schedules.schedule import RankMap
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 
 AXES = ("pp", "dp", "cp", "tp")  # from the slowest to the fastest: tp stays on a node, pp crosses nodes first
 EXPERTS, COPIES = "ep", "edp"  # the dp axis in two: neighbours hold different experts, and copies of experts lie apart

@@ -11,7 +11,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.local.arrays.arguments import as_count
 from pdgemm.schedules.training.pipeline_orders import Action, pipeline_kind
 from pdgemm.schedules.training.pipeline_timeline import Handover, PipelineStep, Timeline, walked
-from pdgemm.support.remembered import remembered
+from pdgemm.support.members import remembered
 from pdgemm.support.text import counted
 
 Seconds = Mapping[str, Any] | Callable[[int, Action], Any]

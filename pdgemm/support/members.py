@@ -1,4 +1,4 @@
-"""A cache for methods of immutable objects: each result is computed once, and cached in the object."""
+"""Members of classes: methods of immutable objects, whose results are computed once and cached in the object."""
 
 from __future__ import annotations
 
