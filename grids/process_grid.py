@@ -19,6 +19,7 @@ from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import check_not_freed, together
 from pdgemm.support.failures import tracked
 from pdgemm.support.json_input import Count, Size, variable
+from pdgemm.support.members import attribute_at
 
 Value = TypeVar("Value")
 WORK_GRIDS = 8  # grids that are cached for later products; each has three communicators
@@ -50,6 +51,10 @@ class ProcessGrid:
     Communicators: `comm` has all ranks, also idle ranks; `row`: same i and layer; `col`: same j and layer; `depth`:
     same (i, j); `node`: ranks that share `memory`.  Without `ranks`, rank = (layer * Pr + i) * Pc + j.  `T` is the
     transposed view of the grid: the rank at (i, j) of the grid is at (j, i) of `T`.
+
+    memory : the memory that the ranks of this rank's node share.
+    shares_memory : whether the ranks of every node can read each other's matrices, and some node has several ranks.
+    nodes  : the node of each rank, named by the first rank on the node.
 
     Communicators are a limited resource, and freeing them is collective: use the grid as a context manager or call
     `free()`; matrices on the grid cannot be used afterwards.
@@ -178,30 +183,11 @@ class ProcessGrid:
         """The underlying grid: this grid or, if this is a transposed view, the grid of the view."""
         return self.T if self.transposed else self
 
-    @property
-    def node(self) -> MPI.Intracomm:
-        """The communicator of the ranks on this rank's node."""
-        return self._shared.node
-
-    @property
-    def cores(self) -> NodeCores:
-        """The cores of the ranks on this rank's node."""
-        return self._shared.cores
-
-    @property
-    def memory(self) -> NodeMemory:
-        """The memory that the ranks of this rank's node share."""
-        return self._shared.memory
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the ranks of every node can read each other's matrices, and some node has several ranks."""
-        return self._shared.shares_memory
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """The node of each rank, named by the first rank on the node."""
-        return self._shared.nodes
+    node: MPI.Intracomm = attribute_at("_shared.node")
+    cores: NodeCores = attribute_at("_shared.cores")
+    memory: NodeMemory = attribute_at("_shared.memory")
+    shares_memory: bool = attribute_at("_shared.shares_memory")
+    nodes: tuple[int, ...] = attribute_at("_shared.nodes")
 
     @property
     def ranks_per_node(self) -> int | None:

@@ -29,6 +29,7 @@ from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.names import Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import GuardedCallback, agree, together
+from pdgemm.support.members import attribute_at
 from pdgemm.support.text import in_bytes, op_name
 
 
@@ -48,17 +49,9 @@ class StoredMatrix:
         """Local: the file is not read.   source : the file, as `hdf5.dataset` has inspected it."""
         self.grid, self.source = grid, source
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.source.dtype
-
-    @property
-    def ndim(self) -> int:
-        return 2
+    shape: tuple[int, int] = attribute_at("source.shape")
+    dtype: np.dtype = attribute_at("source.dtype")
+    ndim = 2
 
     @property
     def size(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -20,6 +19,7 @@ from pdgemm.local.arrays.elementwise import CONJUGATE, on_host
 from pdgemm.local.arrays.keys import picked
 from pdgemm.names import DeviceName
 from pdgemm.support.agreement import check_not_freed
+from pdgemm.support.members import attribute_at
 from pdgemm.support.text import in_bytes
 
 if TYPE_CHECKING:
@@ -42,22 +42,19 @@ def public(cls: _Class) -> _Class:
     return cls
 
 
-def _read_only(name: str) -> Any:
-    """Return a property that reads this attribute."""
-    return property(attrgetter(name))
-
-
 class MatrixBase:
     """The part of a block-cyclic matrix on one rank; `DistMatrix` adds the collective methods.
 
     stored : the local elements as they are in memory; in a conjugated view they are not conjugated.
     device : the name of the memory that the local arrays are in: "host", "cuda".
+    itemsize : the bytes of an element.
+    later_report : the report, or the function that makes the report when it is first read.
     """
 
-    stored: Array = _read_only("_stored")
-    dtype: np.dtype = _read_only("_dtype")
-    device: DeviceName = _read_only("_device")
-    shape: tuple[int, int] = _read_only("_shape")
+    stored: Array = attribute_at("_stored")
+    dtype: np.dtype = attribute_at("_dtype")
+    device: DeviceName = attribute_at("_device")
+    shape: tuple[int, int] = attribute_at("_shape")
 
     def __init__(
         self,
@@ -116,10 +113,7 @@ class MatrixBase:
         """Set the report, or a function that makes the report when it is first read."""
         self._report = report
 
-    @property
-    def later_report(self) -> Any:
-        """The report, or the function that makes the report when it is first read."""
-        return self._report
+    later_report: Any = attribute_at("_report")
 
     def __repr__(self) -> str:
         rows, cols = self.stored.shape
@@ -148,23 +142,15 @@ class MatrixBase:
         return Ownership(self.layout_in(self.grid), self.grid.comm.rank)
 
     # ------------------------------------------------------------------ layout
-    @property
-    def block(self) -> tuple[int, int]:
-        return self.distribution.block
-
-    @property
-    def ndim(self) -> int:
-        return 2
+    block: tuple[int, int] = attribute_at("distribution.block")
+    ndim = 2
 
     @property
     def size(self) -> int:
         """The number of elements of the whole matrix."""
         return self.shape[0] * self.shape[1]
 
-    @property
-    def itemsize(self) -> int:
-        """The bytes of an element."""
-        return self.dtype.itemsize
+    itemsize: int = attribute_at("dtype.itemsize")
 
     def indices(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the global row and column indices of the local array."""

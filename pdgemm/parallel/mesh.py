@@ -22,6 +22,7 @@ from pdgemm.schedules.collectives.collective import Collective, sum_of_array, su
 from pdgemm.schedules.training.mesh_shape import AXES, MeshShape
 from pdgemm.support import failures, watchdog
 from pdgemm.support.agreement import together
+from pdgemm.support.members import attribute_at
 from pdgemm.support.memory_left import keep_freed_memory
 from pdgemm.transport.collectives import CollectiveRun, Join, all_to_all, prepared_collective
 from pdgemm.transport.movers.arrivals import Arrival, Transfers
@@ -40,6 +41,7 @@ class Mesh:
     comm : intracommunicator, by default MPI.COMM_WORLD.
     dp, cp, tp, pp, ep : the sizes, see `MeshShape`; one of dp, cp, tp and pp may be -1: as many ranks as there are.
 
+    comm, rank : the communicator of all ranks of the mesh, and the number of this rank in it.
     shape   : the `MeshShape`; `str(mesh.shape)` draws it.
     traffic : words and messages of this rank so far, by kind: "gradients", "parameters", "tensor", "pipeline" ...
     transfers : the collectives in progress.  A rank that waits for one tests all others, too.
@@ -64,14 +66,8 @@ class Mesh:
         self._lines = dict[tuple[str, ...], Line]()
         self.is_counting = False  # whether exchanges are counted and not carried out
 
-    @property
-    def comm(self) -> MPI.Intracomm:
-        """The communicator of all ranks of the mesh."""
-        return self.grid.comm
-
-    @property
-    def rank(self) -> int:
-        return self.grid.rank
+    comm: MPI.Intracomm = attribute_at("grid.comm")
+    rank: int = attribute_at("grid.rank")
 
     def index(self, axis: str) -> int:
         """Return this rank's index along an axis, or along several joined by "+", see `MeshShape`."""

@@ -25,6 +25,7 @@ from pdgemm.matrix.local_arrays import new_array
 from pdgemm.names import DType, Transpose
 from pdgemm.schedules.products.scales import STRIP, blocks_of, strips_of_parts
 from pdgemm.support.agreement import together
+from pdgemm.support.members import attribute_at
 
 VALUES = tuple(map(np.dtype, ("float8_e4m3fn", "float8_e5m2", "int8")))
 POWERS = np.dtype("float8_e8m0fnu")  # scales that are powers of two
@@ -44,6 +45,8 @@ class Scaled:
     one block.  `Q @ R` and `pdgemm(alpha, Q, R, beta, C)` multiply, also with a DistMatrix as the other operand;
     without C the result is float32, or wider if the other operand is.  `pdgemm.quantize` makes a Scaled of a
     DistMatrix, and `decode` a DistMatrix of a Scaled.
+
+    `shape`, `size` and `grid` are those of `values`, and `dtype` is the type of the values.
 
     Collective over the grid of `values`.  On the host only.
     Raises DTypeError, LayoutError, GridError, DeviceError, or ArgumentError for a scale that is not positive or not
@@ -69,26 +72,11 @@ class Scaled:
         self.values, self.scales, self.block = values, scales, block
 
     # ------------------------------------------------------------------ properties and views
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.values.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The type of the values."""
-        return self.values.dtype
-
-    @property
-    def grid(self) -> ProcessGrid:
-        return self.values.grid
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    @property
-    def size(self) -> int:
-        return self.values.size
+    shape: tuple[int, int] = attribute_at("values.shape")
+    dtype: np.dtype = attribute_at("values.dtype")
+    grid: ProcessGrid = attribute_at("values.grid")
+    ndim = 2
+    size: int = attribute_at("values.size")
 
     @property
     def nbytes(self) -> int:

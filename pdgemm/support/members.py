@@ -1,13 +1,22 @@
-"""Members of classes: methods of immutable objects, whose results are computed once and cached in the object."""
+"""Members of classes: attributes that are those of a part, and methods whose results are computed once.
+
+The results are cached in the object, which must be immutable.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from operator import attrgetter
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
+
+
+def attribute_at(path: str) -> Any:
+    """Return a property that reads the attribute at this path, such as "unfolding.dtype"; it cannot be set."""
+    return property(attrgetter(path))
 
 
 def remembered(method: Callable[[Value, Any], Result]) -> Callable[[Value, Any], Result]:

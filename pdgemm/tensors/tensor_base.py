@@ -25,23 +25,25 @@ from pdgemm.names import DeviceName
 from pdgemm.planning.tensors.tensor_layouts import default_layout
 from pdgemm.schedules.exchanges import tensor_exchange
 from pdgemm.support.agreement import described_elements, together
+from pdgemm.support.members import attribute_at
 from pdgemm.transport.block_copy import copy_permuted
 
 Axis = int | tuple[int, ...] | None  # axes of a reduction; None: all
 
 
 class TensorBase:
-    """A DistMatrix, `unfolding`, and the axes that its rows and columns enumerate, `layout`."""
+    """A DistMatrix, `unfolding`, and the axes that its rows and columns enumerate, `layout`.
+
+    device : the name of the memory that the local arrays are in: "host", "cuda".
+    report : the report of the contraction, the load or the exchange that made this tensor, or None.
+    later_report : the report, or the function that makes the report when it is first read.
+    """
 
     narrow_products = False  # whether products of int8 are int8, as in NumPy, and not int32
 
     def __init__(self, unfolding: DistMatrix, layout: TensorLayout) -> None:
         """Make a tensor of a matrix without checking that it fits the layout.  Local; `A.tensor` checks."""
         self.unfolding, self.layout = unfolding, layout
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.layout.shape
 
     @property
     def ndim(self) -> int:
@@ -51,28 +53,12 @@ class TensorBase:
     def size(self) -> int:
         return prod(self.layout.shape)
 
-    @property
-    def dtype(self) -> np.dtype:
-        return self.unfolding.dtype
-
-    @property
-    def device(self) -> DeviceName:
-        """The name of the memory that the local arrays are in: "host", "cuda"."""
-        return self.unfolding.device
-
-    @property
-    def grid(self) -> ProcessGrid:
-        return self.unfolding.grid
-
-    @property
-    def report(self) -> Any:
-        """The report of the contraction, the load or the exchange that made this tensor, or None."""
-        return self.unfolding.report
-
-    @property
-    def later_report(self) -> Any:
-        """The report, or the function that makes the report when it is first read."""
-        return self.unfolding.later_report
+    shape: tuple[int, ...] = attribute_at("layout.shape")
+    dtype: np.dtype = attribute_at("unfolding.dtype")
+    device: DeviceName = attribute_at("unfolding.device")
+    grid: ProcessGrid = attribute_at("unfolding.grid")
+    report: Any = attribute_at("unfolding.report")
+    later_report: Any = attribute_at("unfolding.later_report")
 
     def __len__(self) -> int:
         return self.shape[0]
