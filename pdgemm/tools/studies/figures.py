@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.resources import as_file, files
@@ -21,7 +21,7 @@ from pdgemm.errors import ArgumentError
 from pdgemm.support.files import MARK, check_writable
 from pdgemm.support.text import counted, in_seconds
 from pdgemm.tools.studies.curves import Section
-from pdgemm.tools.studies.records import Measurement, relative
+from pdgemm.tools.studies.records import relative
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 GREY = "#444444"
 LIMIT: Any = {"color": GREY, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
 PREDICTED: Any = {"linestyle": (0, (5, 2)), "linewidth": 1.2}
-OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}  # more ranks than cores
+OVERSUBSCRIBED: Any = {"linestyle": "none", "markerfacecolor": "#c8c8c8"}
+CROWDED = "more ranks than cores"
 WIDTH, HEIGHT = 11.2, 3.6  # width of a figure and height of a row of panels, in inches
 # the parts of a time, from the beginning of a bar, and their colours
 SPLIT = {
@@ -199,12 +200,24 @@ def _lines(section: Section, quantity: Quantity, axes: Axes) -> None:
     """Draw a quantity of all points and predictions against ranks, and its limit."""
     forecasts = [] if quantity.name == "fraction" else [x.forecast for x in section.curves if x.forecast]
     counts = sorted({*section.counts, *(x.ranks for forecast in forecasts for x in forecast.predictions)})
+
+    def line(points: Sequence[Any], first: Any, label: str, **style: Any) -> None:
+        axes.plot([x.ranks for x in points], [quantity.value(x, first) for x in points], label=label, **style)
+
     for number, curve in enumerate(section.curves):
-        draw_measured(axes, number, curve.label, curve.line, [quantity.value(x, curve.first) for x in curve.line])
+        color, marker = {"color": f"C{number}"}, {"marker": MARKERS[number % len(MARKERS)]}
+        line(curve.line, curve.first, curve.label, zorder=3, **color, **marker)
+        if crowded := [x for x in curve.line if x.oversubscribed]:
+            line(crowded, curve.first, f"_{curve.label}, {CROWDED}", zorder=3.1, **color, **marker, **OVERSUBSCRIBED)
         if curve.forecast in forecasts:
             predictions = curve.forecast.predictions
             first = next((x for x in predictions if x.ranks == curve.first.ranks), None)
-            draw_predicted(axes, number, curve.label, predictions, [quantity.value(x, first) for x in predictions])
+            line(predictions, first, f"_{curve.label}, predicted", **color, **PREDICTED)
+        if quantity.name == "time":  # with the confidence intervals
+            seconds = [x.seconds for x in curve.points]
+            ends = np.array([x.interval or (x.seconds, x.seconds) for x in curve.points]).T
+            style: Any = {"fmt": "none", "ecolor": f"C{number}", "elinewidth": 1.1, "capsize": 3}
+            axes.errorbar([x.ranks for x in curve.points], seconds, np.abs(ends - seconds), **style)
     ideals = [[first.ideal(ranks) for ranks in counts] for first in section.fastest]
     for ideal in ideals if quantity.level is None else ideals[:1]:
         limits = [quantity.level or quantity.value(x, ideal[0]) for x in ideal]
@@ -212,23 +225,35 @@ def _lines(section: Section, quantity: Quantity, axes: Axes) -> None:
     if forecasts:
         unknown = "" if all(x.calibrated for x in forecasts) else ", not calibrated"
         axes.plot([], [], color=GREY, label=f"predicted{unknown}", **PREDICTED)
-    rank_axis(axes, section.points, counts)
+    _scale(axes, section, counts, logarithmic=quantity.name in ("time", "tokens"))
     axes.set_ylabel(quantity.axis)
-    if quantity.name == "time":
-        _intervals(section, axes)
-    if quantity.name in ("time", "tokens"):
-        log_axis(axes)
+
+
+def _scale(axes: Axes, section: Section, counts: Sequence[int], logarithmic: bool) -> None:
+    """Scale the axis of ranks by powers of two, and the other one from 0 on, or logarithmically with plain numbers.
+
+    The numbers of ranks after the last one that was measured are shaded.
+    """
+    from matplotlib.ticker import FixedLocator, LogLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(counts[0] / 2**0.5, counts[-1] * 2**0.5)
+    axes.xaxis.set_major_locator(FixedLocator(counts, nbins=10))
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("ranks")
+    if any(x.oversubscribed for x in section.points):
+        axes.plot([], [], color=GREY, marker="o", label=CROWDED, **OVERSUBSCRIBED)
+    last = section.counts[-1]
+    if counts[-1] > last:
+        shade: Any = {"color": "#f0f0f0", "zorder": 0, "linewidth": 0, "label": "beyond measurements"}
+        axes.axvspan(last * 2**0.25, counts[-1] * 2**0.5, **shade)
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
     else:
-        from_0(axes)
-
-
-def _intervals(section: Section, axes: Axes) -> None:
-    """Draw the confidence intervals of times."""
-    for number, curve in enumerate(section.curves):
-        seconds = [x.seconds for x in curve.points]
-        ends = np.array([x.interval or (x.seconds, x.seconds) for x in curve.points]).T
-        style: Any = {"fmt": "none", "ecolor": f"C{number}", "elinewidth": 1.1, "capsize": 3}
-        axes.errorbar([x.ranks for x in curve.points], seconds, np.abs(ends - seconds), **style)
+        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
+    axes.minorticks_off()
 
 
 def _split(section: Section, axes: Axes) -> None:
@@ -238,8 +263,12 @@ def _split(section: Section, axes: Axes) -> None:
     places = np.array([place + 0.6 * section.curves.index(curve) for place, (curve, _) in enumerate(rows)])
     wholes = [sum(x.parts.values()) for x in points]
     shares = [{name: 100 * part / whole for name, part in x.parts.items()} for x, whole in zip(points, wholes)]
-    colors = {name: color for name, color in SPLIT.items() if any(name in x for x in shares)}
-    bars = draw_parts(axes, places, shares, colors, height=0.78)
+    left = np.zeros(len(points))
+    for name, color in SPLIT.items():
+        if any(name in x for x in shares):
+            widths = np.array([x.get(name, 0.0) for x in shares])
+            bars = axes.barh(places, widths, 0.78, left, color=color, edgecolor="white", linewidth=0.4, label=name)
+            left += widths
     compute = np.array([x["compute"] for x in shares])
     hidden = np.minimum(compute, 100 * np.array([x.hidden for x in points]) / wholes)
     if hidden.any():  # next to the waits: together they are the transfers
@@ -249,69 +278,8 @@ def _split(section: Section, axes: Axes) -> None:
     names = [f"{curve.label}, {counted(x.ranks, 'rank')}{'*' * x.oversubscribed}" for curve, x in rows]
     row_axis(axes, places, names)
     axes.set_xlim(0, 100)
-    axes.set_xlabel(f"share of the time of a {'step' if section.training else 'product'} [%]" + crowd(points))
-
-
-# ------------------------------------------------------------------ parts of panels
-def draw_measured(axes: Axes, number: int, label: str, points: Sequence[Measurement], values: Sequence[float]) -> None:
-    """Draw values of measurements against ranks: markers on a solid line, grey inside for more ranks than cores."""
-    style: Any = {"color": f"C{number}", "marker": MARKERS[number % len(MARKERS)]}
-    axes.plot([x.ranks for x in points], values, label=label, zorder=3, **style)
-    crowded = [(x.ranks, y) for x, y in zip(points, values) if x.oversubscribed]
-    if crowded:
-        axes.plot(*zip(*crowded), label=f"_{label}, more ranks than cores", zorder=3.1, **style, **OVERSUBSCRIBED)
-
-
-def draw_predicted(axes: Axes, number: int, label: str, points: Sequence[Any], values: Sequence[float]) -> None:
-    axes.plot([x.ranks for x in points], values, color=f"C{number}", label=f"_{label}, predicted", **PREDICTED)
-
-
-def rank_axis(axes: Axes, points: Sequence[Measurement], counts: Sequence[int]) -> None:
-    """Scale the axis of ranks by powers of two, and shade the numbers of ranks after the last one that was measured."""
-    from matplotlib.ticker import FixedLocator
-
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(counts[0] / 2**0.5, counts[-1] * 2**0.5)
-    axes.xaxis.set_major_locator(FixedLocator(counts, nbins=10))
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.xaxis.minorticks_off()
-    axes.set_xlabel("ranks")
-    if any(x.oversubscribed for x in points):
-        axes.plot([], [], color=GREY, marker="o", label="more ranks than cores", **OVERSUBSCRIBED)
-    last = max(x.ranks for x in points)
-    if counts[-1] > last:
-        shade: Any = {"color": "#f0f0f0", "zorder": 0, "linewidth": 0, "label": "beyond measurements"}
-        axes.axvspan(last * 2**0.25, counts[-1] * 2**0.5, **shade)
-
-
-def log_axis(axes: Axes) -> None:
-    """Scale the vertical axis logarithmically, with plain numbers at 1, 2 and 5."""
-    from matplotlib.ticker import LogLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.minorticks_off()
-
-
-def from_0(axes: Axes) -> None:
-    """Let the vertical axis begin at 0, and end above all that is drawn."""
-    axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
-
-
-def draw_parts(
-    axes: Axes, places: np.ndarray, parts: Sequence[Mapping[str, float]], colors: Mapping[str, str], **style: Any
-) -> Any:
-    """Draw a horizontal bar for each item of `parts`, a time by its parts; return the last parts of all bars.
-
-    colors : the colours of the parts, in their order.
-    """
-    left = np.zeros(len(places))
-    for name, color in colors.items():
-        widths = np.array([x.get(name, 0.0) for x in parts])
-        last = axes.barh(places, widths, left=left, color=color, edgecolor="white", linewidth=0.4, label=name, **style)
-        left += widths
-    return last
+    mark = f"    (* {CROWDED})" if any(x.oversubscribed for x in points) else ""
+    axes.set_xlabel(f"share of the time of a {'step' if section.training else 'product'} [%]{mark}")
 
 
 def row_axis(axes: Axes, places: Sequence[float] | np.ndarray, names: Sequence[str]) -> None:
@@ -320,7 +288,3 @@ def row_axis(axes: Axes, places: Sequence[float] | np.ndarray, names: Sequence[s
     axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)
-
-
-def crowd(points: Sequence[Measurement]) -> str:
-    return "    (* more ranks than cores)" if any(point.oversubscribed for point in points) else ""
