@@ -115,6 +115,15 @@ def _checked(name: str, x: Any, square: bool = False) -> None:
         raise LayoutError(f"{name} takes {'square ' * square}matrices along the last two axes, got shape {x.shape}")
 
 
+def _of_matrices(name: str, x: Any, *arguments: Any, square: bool = True, **options: Any) -> tuple[Any, ...]:
+    """Return the results of the function of this name in `pdgemm.linalg`, or in numpy.linalg on each rank's items."""
+    _checked(name, x, square)
+    if _is_matrix(x):
+        results = getattr(linalg, name)(_matrix(x), *arguments, **options)
+        return tuple(_as_result(x, y) for y in _as_tuple(results))
+    return _by_rank(lambda a: getattr(np.linalg, name)(a, *arguments, **options), x)
+
+
 def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     """Return L, where A = L L^H, or U, where A = U^H U, of each matrix A.  Collective; see `pdgemm.linalg.cholesky`."""
     _checked("cholesky", x, True)
@@ -130,8 +139,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 
 def det(x: Any, /) -> Any:
     """Return the determinant of each matrix.  Collective; see `pdgemm.linalg.det`."""
-    _checked("det", x, True)
-    return _as_result(x, linalg.det(_matrix(x))) if _is_matrix(x) else _by_rank(np.linalg.det, x)[0]
+    return _of_matrices("det", x)[0]
 
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
@@ -160,22 +168,17 @@ def _complex(a: np.ndarray) -> np.dtype:
 
 def eigh(x: Any, /) -> EigResult:
     """Return ascending eigenvalues and eigenvectors of each Hermitian matrix.  Collective; see `pdgemm.linalg.eigh`."""
-    _checked("eigh", x, True)
-    if _is_matrix(x):
-        return EigResult(*(_as_result(x, y) for y in linalg.eigh(_matrix(x))))
-    return EigResult(*_by_rank(np.linalg.eigh, x))
+    return EigResult(*_of_matrices("eigh", x))
 
 
 def eigvalsh(x: Any, /) -> Any:
     """Return eigenvalues of each Hermitian matrix, ascending.  Collective; see `pdgemm.linalg.eigvalsh`."""
-    _checked("eigvalsh", x, True)
-    return _as_result(x, linalg.eigvalsh(_matrix(x))) if _is_matrix(x) else _by_rank(np.linalg.eigvalsh, x)[0]
+    return _of_matrices("eigvalsh", x)[0]
 
 
 def inv(x: Any, /) -> Any:
     """Return the inverse of each matrix.  Collective; see `pdgemm.linalg.inv`."""
-    _checked("inv", x, True)
-    return _as_result(x, linalg.inv(_matrix(x))) if _is_matrix(x) else _by_rank(np.linalg.inv, x)[0]
+    return _of_matrices("inv", x)[0]
 
 
 def matmul(x1: Any, x2: Any, /) -> Any:
@@ -203,18 +206,12 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 
 def matrix_power(x: Any, n: int, /) -> Any:
     """Return the power n of each matrix, of the inverse for n < 0.  Collective; see `pdgemm.linalg.matrix_power`."""
-    _checked("matrix_power", x, True)
-    if _is_matrix(x):
-        return _as_result(x, linalg.matrix_power(_matrix(x), n))
-    return _by_rank(lambda a: np.linalg.matrix_power(a, n), x)[0]
+    return _of_matrices("matrix_power", x, n)[0]
 
 
 def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
     """Return the number of singular values above rtol times the largest, for each matrix.  Collective; see `pinv`."""
-    _checked("matrix_rank", x)
-    if _is_matrix(x):
-        return _as_result(x, linalg.matrix_rank(_matrix(x), rtol=None if rtol is None else float(rtol)))
-    return _with_rtol(lambda a, rtol: np.linalg.matrix_rank(a, rtol=rtol), x, rtol)
+    return _with_rtol("matrix_rank", x, rtol)
 
 
 def pinv(x: Any, /, *, rtol: Any = None) -> Any:
@@ -223,16 +220,15 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
     rtol : singular values up to rtol times the largest are taken for 0; by default max(m, n) eps; a number, or a
            tensor of numbers, one for each matrix.
     """
-    _checked("pinv", x)
-    if _is_matrix(x):
-        return _as_result(x, linalg.pinv(_matrix(x), rtol=None if rtol is None else float(rtol)))
-    return _with_rtol(lambda a, rtol: np.linalg.pinv(a, rtol=rtol), x, rtol)
+    return _with_rtol("pinv", x, rtol)
 
 
-def _with_rtol(function: Callable[..., Any], x: Any, rtol: Any) -> Any:
-    if isinstance(rtol, TensorBase):
-        return _by_rank(function, x, rtol, cores=(2, 0))[0]
-    return _by_rank(lambda a: function(a, rtol), x)[0]
+def _with_rtol(name: str, x: Any, rtol: Any) -> Any:
+    """Return the result of a function with a tolerance, which may be a tensor of those of all matrices."""
+    if isinstance(rtol, TensorBase) and not _is_matrix(x):
+        _checked(name, x)
+        return _by_rank(lambda a, each: getattr(np.linalg, name)(a, rtol=each), x, rtol, cores=(2, 0))[0]
+    return _of_matrices(name, x, square=False, rtol=float(rtol) if _is_matrix(x) and rtol is not None else rtol)[0]
 
 
 def matrix_transpose(x: Any, /) -> Any:
@@ -266,10 +262,7 @@ def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResu
 
 def slogdet(x: Any, /) -> SlogdetResult:
     """Return sign and log |determinant| of each matrix.  Collective; see `pdgemm.linalg.slogdet`."""
-    _checked("slogdet", x, True)
-    if _is_matrix(x):
-        return SlogdetResult(*(_as_result(x, y) for y in linalg.slogdet(_matrix(x))))
-    return SlogdetResult(*_by_rank(lambda a: tuple(np.linalg.slogdet(a)), x))
+    return SlogdetResult(*_of_matrices("slogdet", x))
 
 
 def solve(x1: Any, x2: Any, /) -> Any:
@@ -290,16 +283,12 @@ def solve(x1: Any, x2: Any, /) -> Any:
 
 def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
     """Return U, singular values in descending order, and V^H of each matrix.  Collective; see `pdgemm.linalg.svd`."""
-    _checked("svd", x)
-    if _is_matrix(x):
-        return SVDResult(*(_as_result(x, y) for y in linalg.svd(_matrix(x), full_matrices=full_matrices)))
-    return SVDResult(*_by_rank(lambda a: tuple(np.linalg.svd(a, full_matrices=full_matrices)), x))
+    return SVDResult(*_of_matrices("svd", x, square=False, full_matrices=full_matrices))
 
 
 def svdvals(x: Any, /) -> Any:
     """Return the singular values of each matrix in descending order.  Collective; see `pdgemm.linalg.svdvals`."""
-    _checked("svdvals", x)
-    return _as_result(x, linalg.svdvals(_matrix(x))) if _is_matrix(x) else _by_rank(np.linalg.svdvals, x)[0]
+    return _of_matrices("svdvals", x, square=False)[0]
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
