@@ -36,14 +36,13 @@ from pdgemm.io.generations import Saved
 from pdgemm.io.many_datasets import ManyDatasets, check_datasets, checked_layouts, create_datasets, load_datasets
 from pdgemm.io.new_dataset import NewDataset
 from pdgemm.io.pieces import Progress
-from pdgemm.io.source import source as source_of
 from pdgemm.io.stored import CHANGED, check_names, file_and_name
-from pdgemm.local.arrays.arguments import as_count, shown
+from pdgemm.local.arrays.arguments import as_count
 from pdgemm.local.arrays.device import HOST
-from pdgemm.local.arrays.dtypes import STORED, element_type, names
+from pdgemm.local.arrays.dtypes import STORED, names
 from pdgemm.matrix.argument_checks import check_matrices, communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import communicator_of, device_on
+from pdgemm.matrix.local_arrays import communicator_of
 from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.files import say
@@ -99,28 +98,10 @@ def load(
     `.report` has the method, bytes and seconds.  Extra memory: at most 64 MiB per rank, or two chunks of the dataset.
     Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
     """
-    grid = default_grid() if grid is None else grid
-    with together(communicator_of(grid)) as description:
-        path, name = file_and_name(path, name)
-        requested = None if dtype is None else element_type(dtype)
-        # `DistMatrix.empty` compares the arguments of the layout
-        description += [
-            "hdf5.load",
-            path,
-            name,
-            rows,
-            cols,
-            shown(part),
-            shown(layout),
-            requested,
-            bool(transpose),
-            bool(verify),
-            device,
-        ]
-    device_on(grid, device)
-    dataset = source_of(grid, f"{path}:{name}", (str(path), name), requested, "T" if transpose else "N", True)
-    how: Any = {"verify": verify, "progress": progress, "source": source, "device": device}
-    return tensor_source.load(dataset, grid, block, rows, cols, part, layout, **how)
+    how: Any = {"source": source, "dtype": dtype, "transpose": transpose, "device": device}
+    how |= {"verify": verify, "progress": progress}
+    named = lambda: file_and_name(path, name)  # noqa: E731
+    return tensor_source.load("hdf5.load", named, grid, block, rows, cols, part, layout, **how)
 
 
 def dataset(
@@ -136,10 +117,7 @@ def dataset(
 
     Raises FileError, LayoutError or DTypeError on every rank.
     """
-    grid = default_grid() if grid is None else grid
-    with together(communicator_of(grid)):
-        path, name = file_and_name(path, name)
-    return pdgemm.StoredMatrix(grid, source_of(grid, f"{path}:{name}", (str(path), name), dtype))
+    return pdgemm.StoredMatrix(*tensor_source.inspected("hdf5.dataset", lambda: file_and_name(path, name), grid, dtype))
 
 
 def save(

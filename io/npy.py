@@ -14,19 +14,15 @@ import pdgemm
 from pdgemm.errors import ArgumentError, DTypeError, FileError
 from pdgemm.grids.distribution import Block
 from pdgemm.grids.layout import Order
-from pdgemm.grids.process_grid import ProcessGrid, default_grid
+from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.instrument.run_report import RunReport, report_of_file
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import boxes, dataset_access, tensor_source
 from pdgemm.io.atomic import check_header, create_with_header, on_root, replacing
 from pdgemm.io.pieces import Progress
-from pdgemm.io.source import source as source_of
-from pdgemm.local.arrays.arguments import shown
 from pdgemm.local.arrays.device import HOST
-from pdgemm.local.arrays.dtypes import element_type
 from pdgemm.matrix.argument_checks import communicator
 from pdgemm.matrix.distmatrix import DistMatrix
-from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName, DType
 from pdgemm.support.agreement import together
 from pdgemm.support.files import LOST
@@ -62,15 +58,9 @@ def load(
     `.report` has the bytes and seconds.  Extra memory: at most 64 MiB per rank.
     Raises FileError, LayoutError, DTypeError, ArgumentError or DeviceError on every rank.
     """
-    grid = default_grid() if grid is None else grid
-    with together(communicator_of(grid)) as description:
-        path = Path(path)
-        requested = None if dtype is None else element_type(dtype)
-        description += ["npy.load", path, rows, cols, shown(part), shown(layout), requested, bool(transpose), device]
-    device_on(grid, device)
-    array = source_of(grid, str(path), (str(path), ""), requested, "T" if transpose else "N", tensor=True)
-    how: Any = {"source": source, "device": device, "progress": progress}
-    return tensor_source.load(array, grid, block, rows, cols, part, layout, **how)
+    how: Any = {"source": source, "dtype": dtype, "transpose": transpose, "device": device, "progress": progress}
+    named = lambda: (Path(path), "")  # noqa: E731
+    return tensor_source.load("npy.load", named, grid, block, rows, cols, part, layout, **how)
 
 
 def dataset(path: str | Path, grid: ProcessGrid | None = None, *, dtype: DType | None = None) -> pdgemm.StoredMatrix:
@@ -80,10 +70,7 @@ def dataset(path: str | Path, grid: ProcessGrid | None = None, *, dtype: DType |
 
     Raises FileError, LayoutError or DTypeError on every rank.
     """
-    grid = default_grid() if grid is None else grid
-    with together(communicator_of(grid)):
-        path, wanted = Path(path), None if dtype is None else element_type(dtype)
-    return pdgemm.StoredMatrix(grid, source_of(grid, str(path), (str(path), ""), wanted))
+    return pdgemm.StoredMatrix(*tensor_source.inspected("npy.dataset", lambda: (Path(path), ""), grid, dtype))
 
 
 def save(

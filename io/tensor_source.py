@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.distribution import Block
-from pdgemm.grids.process_grid import ProcessGrid
+from pdgemm.grids.process_grid import ProcessGrid, default_grid
 from pdgemm.grids.tensor_layout import TensorLayout
 from pdgemm.instrument.spans import taking, timed
 from pdgemm.io import boxes
 from pdgemm.io.atomic import on_root
 from pdgemm.io.pieces import Progress, within
-from pdgemm.io.source import Source
+from pdgemm.io.source import Source, source
 from pdgemm.io.stored import check_checksum, check_unchanged
 from pdgemm.local.arrays.arguments import as_range, shown
 from pdgemm.local.arrays.device import HOST
+from pdgemm.local.arrays.dtypes import element_type
+from pdgemm.matrix.local_arrays import communicator_of, device_on
 from pdgemm.names import DeviceName
 from pdgemm.support.agreement import together
 from pdgemm.support.text import counted
@@ -37,28 +40,53 @@ class IndexRanges(tuple[tuple[int, int], ...]):
         return f"[{', '.join(f'{start}:{stop}' for start, stop in self)}]"
 
 
+Named = Callable[[], tuple[str | Path, str]]  # returns a file and the name of a dataset, or raises on some ranks
+
+
+def inspected(
+    call: str, named: Named, grid: ProcessGrid | None, dtype: Any, *others: object, op: str = "N", tensor: bool = False
+) -> tuple[ProcessGrid, Source]:
+    """Return the grid, by default of all ranks, and the source of a dataset that a function reads.  Collective.
+
+    call : the name of the function.   others : its other arguments, which all ranks compare.
+    """
+    grid = default_grid() if grid is None else grid
+    with together(communicator_of(grid)) as description:
+        path, name = map(str, named())
+        wanted = None if dtype is None else element_type(dtype)
+        description += [call, path, name, wanted, op, *others]
+    return grid, source(grid, ":".join(filter(None, (path, name))), (path, name), wanted, op, tensor)
+
+
 def load(
-    x: Source,
-    grid: ProcessGrid,
+    call: str,
+    named: Named,
+    grid: ProcessGrid | None,
     block: Block | None,
     rows: Any,
     cols: Any,
     part: Any,
     layout: Any,
+    *,
+    dtype: Any,
+    transpose: bool,
+    device: DeviceName,
     verify: bool = False,
     progress: Progress | None = None,
-    *,
-    source: tuple[int, int] = (0, 0),
-    device: DeviceName = HOST,
+    **placed: Any,
 ) -> Any:
     """Return a tensor if the dataset has more than two dimensions, or for a part or a layout; otherwise a matrix.
 
-    The arguments are those of `hdf5.load`.  Collective; raises its errors.
+    The arguments are those of `hdf5.load`; `placed` has the source.  Collective; raises its errors.
     """
+    # `DistMatrix.empty` compares the other arguments of the layout
+    others = rows, cols, shown(part), shown(layout), bool(verify), device
+    grid, x = inspected(call, named, grid, dtype, *others, op="T" if transpose else "N", tensor=True)
+    device_on(grid, device)
     if x.stored.ndim < 3 and part is None and layout is None:
-        return x.read(grid, block, rows, cols, verify, progress, source=source, device=device)
+        return x.read(grid, block, rows, cols, verify, progress, device=device, **placed)
     with together(grid.comm):
-        if any(value is not None for value in (block, rows, cols)) or tuple(source) != (0, 0):
+        if any(value is not None for value in (block, rows, cols)) or tuple(placed["source"]) != (0, 0):
             why = "block, source, rows and cols are those of a matrix; a tensor has part and layout"
             raise ArgumentError(f"{x.place} is read as a tensor of {counted(x.stored.ndim, 'dimension')}: {why}")
     return read_tensor(x, grid, part, layout, verify, progress, device)
