@@ -18,6 +18,7 @@ from pdgemm.algorithms.product_options import (
     FullProduct,
     Multiplicand,
     Operands,
+    ProductCall,
     ProductForm,
     ProductOptions,
     mover_and_access,
@@ -147,7 +148,7 @@ def pdgemm(
     if not isinstance(A, DistMatrix) or not isinstance(B, DistMatrix):
         streamed = getattr(A, "__pdgemm__", None) or getattr(B, "__pdgemm__", None)
         if streamed is not None:
-            result: DistMatrix = streamed(alpha, A, B, beta, C, transa, transb, options, progress)
+            result: DistMatrix = streamed(ProductCall(alpha, A, B, beta, C, transa, transb, options, progress))
             return result
     return carried_out(FullProduct(transa, transb), alpha, A, B, beta, C, options, progress, check)  # type: ignore[arg-type]
 

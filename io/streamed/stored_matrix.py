@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from pdgemm.algorithms.product_options import ProductOptions
+from pdgemm.algorithms.product_options import Multiplicand, ProductCall, ProductOptions
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError, MemoryLimitError
 from pdgemm.gemm import pdgemm
 from pdgemm.grids.distribution import Block, Distribution
@@ -26,14 +26,13 @@ from pdgemm.local.arrays.arguments import as_optional, op_letter
 from pdgemm.matrix.argument_checks import as_scalar, check_alpha, check_matrices
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import communicator_of
-from pdgemm.names import Transpose
 from pdgemm.schedules.formulas import gemm_flops
 from pdgemm.support.agreement import GuardedCallback, agree, together
 from pdgemm.support.members import attribute_at
 from pdgemm.support.text import in_bytes, op_name
 
 
-class StoredMatrix:
+class StoredMatrix(Multiplicand):
     """A matrix in a file, as an operand of `pdgemm`: C := alpha op(A) op(B) + beta C with A, B or both in files.
 
     `pdgemm.io.hdf5.dataset` and `pdgemm.io.npy.dataset` return it.  Each panel of the inner dimension is read while the
@@ -43,15 +42,12 @@ class StoredMatrix:
     `A.T` and `A.H` are views; `A @ B` is the product; `pdgemm.linalg.svd(A, k)` computes the largest singular values.
     """
 
-    __array_ufunc__ = None  # NumPy defers `array @ A` to `__rmatmul__`, which raises DTypeError
-
     def __init__(self, grid: ProcessGrid, source: Source) -> None:
         """Local: the file is not read.   source : the file, as `hdf5.dataset` has inspected it."""
         self.grid, self.source = grid, source
 
     shape: tuple[int, int] = attribute_at("source.shape")
     dtype: np.dtype = attribute_at("source.dtype")
-    ndim = 2
 
     @property
     def size(self) -> int:
@@ -75,9 +71,6 @@ class StoredMatrix:
         """Return the matrix as a DistMatrix.  Collective over the grid; arguments as in `hdf5.load` or `npy.load`."""
         matrix = self.source.again(self.grid).read(self.grid, block, **more)
         return matrix.T.H if self.source.op == "C" and self.dtype.kind == "c" else matrix
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         rows, cols = self.shape
@@ -119,25 +112,10 @@ class StoredMatrix:
                 raise ArgumentError(f"{' and '.join(names)}: only for a matrix in memory, but {self!r} is in a file")
         return stored_svd(self.grid, self.source, k, *arguments)[:3]
 
-    def __matmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, self, other)
-
-    def __rmatmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, other, self)
-
     @staticmethod
-    def __pdgemm__(
-        alpha: complex,
-        A: Any,
-        B: Any,
-        beta: complex,
-        C: DistMatrix | None,
-        transa: Transpose,
-        transb: Transpose,
-        options: ProductOptions,
-        progress: Callable[[int, int], object] | None,
-    ) -> DistMatrix:
+    def __pdgemm__(call: ProductCall) -> DistMatrix:
         """Multiply as `pdgemm` does, with A, B or both in files."""
+        alpha, A, B, beta, C, transa, transb, options, progress = call
         start, grid = perf_counter(), next(x.grid for x in (A, B) if isinstance(x, StoredMatrix))
         comm = communicator_of(grid)
         with together(comm) as description:

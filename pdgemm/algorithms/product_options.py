@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
+import pdgemm
 from pdgemm.algorithms.epilogue import Epilogue, ending_of
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.grids.distribution import Distribution
@@ -20,7 +21,7 @@ from pdgemm.local.arrays.emulation import EMULATIONS
 from pdgemm.matrix import argument_checks as checks
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
-from pdgemm.names import Protection
+from pdgemm.names import Protection, Transpose
 from pdgemm.planning.algorithm_registry import algorithm_choices, is_algorithm
 from pdgemm.planning.machines.machine import Machine, machine_at_hand, on_nodes
 from pdgemm.planning.planner import panel_width, panels_ahead
@@ -97,12 +98,39 @@ def nodes(grid: ProcessGrid) -> tuple[int, ...]:
     return () if grid.ranks_per_node is None else grid.nodes
 
 
+class ProductCall(NamedTuple):
+    """The arguments of a call of `pdgemm`, with its options in one value."""
+
+    alpha: complex
+    A: Any
+    B: Any
+    beta: complex
+    C: DistMatrix | None
+    transa: Transpose
+    transb: Transpose
+    options: ProductOptions
+    progress: Callable[[int, int], object] | None
+
+
 class Multiplicand(Protocol):
     """A matrix of another kind than DistMatrix that has its own method for `pdgemm`, such as `pdgemm.Scaled`."""
 
+    __array_ufunc__: Any = None  # NumPy defers `array @ A` to `__rmatmul__`
+    shape: tuple[int, int]
+    ndim: int = 2
+
     @staticmethod
-    def __pdgemm__(*arguments: Any, **options: Any) -> DistMatrix:
-        """Compute C := alpha op(A) op(B) + beta C, with the arguments of `pdgemm` and its options in one value."""
+    def __pdgemm__(call: ProductCall) -> DistMatrix:
+        """Compute C := alpha op(A) op(B) + beta C."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __matmul__(self, other: Any) -> DistMatrix:
+        return pdgemm.pdgemm(1, self, other)
+
+    def __rmatmul__(self, other: Any) -> DistMatrix:
+        return pdgemm.pdgemm(1, other, self)
 
 
 class Streamed(Multiplicand, Protocol):

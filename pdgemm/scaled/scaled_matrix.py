@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdgemm.algorithms.indexing.selection import copy_pairs
-from pdgemm.algorithms.product_options import FullProduct, Operands, OperandScales, ProductOptions
+from pdgemm.algorithms.product_options import FullProduct, Multiplicand, Operands, OperandScales, ProductCall
 from pdgemm.algorithms.products.strips import Strip
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
-from pdgemm.gemm import carried_out, pdgemm
+from pdgemm.gemm import carried_out
 from pdgemm.grids.layout import Order
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.local.arrays import device as devices, dtypes
@@ -22,7 +21,7 @@ from pdgemm.local.arrays.keys import is_view, picked
 from pdgemm.matrix.argument_checks import check_alpha, check_matrices, communicator, shape_of
 from pdgemm.matrix.distmatrix import DistMatrix
 from pdgemm.matrix.local_arrays import new_array
-from pdgemm.names import DType, Transpose
+from pdgemm.names import DType
 from pdgemm.schedules.products.scales import STRIP, blocks_of, strips_of_parts
 from pdgemm.support.agreement import together
 from pdgemm.support.members import attribute_at
@@ -32,7 +31,7 @@ POWERS = np.dtype("float8_e8m0fnu")  # scales that are powers of two
 _SCALES = (np.dtype(np.float32), POWERS)
 
 
-class Scaled:
+class Scaled(Multiplicand):
     """The matrix of elements V[i, j] S[i // mb, j // nb]: 8-bit values V, and a scale for each block of mb x nb.
 
     values : DistMatrix (m, n) of float8_e4m3fn, float8_e5m2 or int8.
@@ -52,8 +51,6 @@ class Scaled:
     Raises DTypeError, LayoutError, GridError, DeviceError, or ArgumentError for a scale that is not positive or not
     finite; the same on every rank.
     """
-
-    __array_ufunc__ = None  # NumPy defers `A @ S` to `__rmatmul__`
 
     def __init__(self, values: DistMatrix, scales: DistMatrix, block: tuple[int, int] | None = None) -> None:
         with together(communicator(values=values)) as arguments:
@@ -75,7 +72,6 @@ class Scaled:
     shape: tuple[int, int] = attribute_at("values.shape")
     dtype: np.dtype = attribute_at("values.dtype")
     grid: ProcessGrid = attribute_at("values.grid")
-    ndim = 2
     size: int = attribute_at("values.size")
 
     @property
@@ -111,9 +107,6 @@ class Scaled:
             ends.append(slice(start, stop))
             of_scales.append(slice(first, last if stop > start else first))
         return scaled_view(self.values[ends[0], ends[1]], self.scales[of_scales[0], of_scales[1]], self.block)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         mb, nb = self.block
@@ -168,25 +161,10 @@ class Scaled:
         return matrix
 
     # ------------------------------------------------------------------ products
-    def __matmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, self, other)
-
-    def __rmatmul__(self, other: Any) -> DistMatrix:
-        return pdgemm(1, other, self)
-
     @staticmethod
-    def __pdgemm__(
-        alpha: complex,
-        A: Any,
-        B: Any,
-        beta: complex,
-        C: DistMatrix | None,
-        transa: Transpose,
-        transb: Transpose,
-        options: ProductOptions,
-        progress: Callable[[int, int], object] | None,
-    ) -> DistMatrix:
+    def __pdgemm__(call: ProductCall) -> DistMatrix:
         """Multiply as `pdgemm` does, with A, B or both of low precision."""
+        alpha, A, B, beta, C, transa, transb, options, progress = call
         form = _ScaledProduct(A, B, transa, transb, options.protect is not None)
         left, right = (x.values if isinstance(x, Scaled) else x for x in (A, B))
         return carried_out(form, alpha, left, right, beta, C, options, progress)
