@@ -99,17 +99,17 @@ _CARDS = 0.9  # the part of a network card's rate that collectives reach
 _GB = 10**9
 
 
-# peak in flops per second, bytes of memory, bytes per second of a network card, and the fitted constants
+# what a node is; peak in flops per second, bytes of memory, bytes per second of a network card; the fitted constants
 ACCELERATORS = {
-    "a100-40": (312e12, 40 * _GB, 25e9, _A100),
-    "a100-80": (312e12, 80 * _GB, 25e9, _A100),
-    "h100": (989e12, 80 * _GB, 50e9, _H100),
+    "a100-40": ("eight A100 of 40 GB a node, a card each (DGX A100)", 312e12, 40 * _GB, 25e9, _A100),
+    "a100-80": ("eight A100 of 80 GB a node, a card each (DGX A100)", 312e12, 80 * _GB, 25e9, _A100),
+    "h100": ("eight H100 a node, a card each (DGX H100)", 989e12, 80 * _GB, 50e9, _H100),
 }
 
 
 def accelerator(name: str, ranks_per_node: int | None = None) -> Machine:
     """Return a machine of `ACCELERATORS`: 8 GPUs a node, or `ranks_per_node`, each with a network card."""
-    peak, memory, card, its = ACCELERATORS[name]
+    _, peak, memory, card, its = ACCELERATORS[name]
     sizes = [1 << k for k in range(4, 18)]
     of_size = {n: n / (n + its.half) for n in sizes}
     single, double = peak / 16, peak / 32
@@ -134,11 +134,7 @@ def accelerator(name: str, ranks_per_node: int | None = None) -> Machine:
 
 
 # each machine's name, and what it is
-MACHINES = {name: x.what for name, x in CLUSTERS.items()} | {
-    "a100-40": "eight A100 of 40 GB a node, a card each (DGX A100)",
-    "a100-80": "eight A100 of 80 GB a node, a card each (DGX A100)",
-    "h100": "eight H100 a node, a card each (DGX H100)",
-}
+MACHINES: dict[str, str] = {name: x[0] for name, x in {**CLUSTERS, **ACCELERATORS}.items()}
 
 
 def machine_of(name: str | None, ranks_per_node: int | None = None) -> Machine:
