@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -77,9 +77,20 @@ def matmul_batched(
     if not isinstance(A, Batch):  # without a Batch the ranks have no communicator to agree over
         raise DTypeError(f"A must be a Batch, got {type(A).__name__}")
     with together(A.comm, check) as description:
-        product = BatchProduct(A, B, C, alpha, beta, transa, transb, accumulate_dtype, epilogue)
+        product = BatchProduct(A, B, C, BatchForm(alpha, beta, transa, transb, accumulate_dtype, epilogue))
         description += ["matmul_batched", *product.description]
     return product(start)
+
+
+class BatchForm(NamedTuple):
+    """What is formed of each item, alpha op(A_i) op(B_i) + beta C_i and an epilogue: see `matmul_batched`."""
+
+    alpha: Any
+    beta: Any
+    transa: str
+    transb: str
+    accumulate_dtype: Any
+    epilogue: Epilogue | None
 
 
 class BatchProduct:
@@ -89,18 +100,8 @@ class BatchProduct:
     description : values that must be equal on all ranks.
     """
 
-    def __init__(
-        self,
-        A: Batch,
-        B: Any,
-        C: Any,
-        alpha: Any,
-        beta: Any,
-        transa: str,
-        transb: str,
-        accumulate_dtype: Any,
-        epilogue: Epilogue | None = None,
-    ) -> None:
+    def __init__(self, A: Batch, B: Any, C: Any, form: BatchForm) -> None:
+        alpha, beta, transa, transb, accumulate_dtype, epilogue = form
         for name, x in (("A", A), ("B", B), ("C", C)):
             if x is not None or name == "B":
                 _check_batch(name, x, A)

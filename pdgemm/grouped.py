@@ -13,7 +13,7 @@ import numpy as np
 
 from pdgemm.algorithms.epilogue import Epilogue
 from pdgemm.algorithms.indexing.routing import RoutedTransfer, Routing, checked_owners, plan_grouped
-from pdgemm.batched import BatchProduct
+from pdgemm.batched import BatchForm, BatchProduct
 from pdgemm.errors import ArgumentError, DeviceError, DTypeError, LayoutError
 from pdgemm.instrument.log import INFO, LOG
 from pdgemm.instrument.run_report import RunReport, traffic_of
@@ -69,44 +69,33 @@ def matmul_grouped(
     start, comm = perf_counter(), checks.communicator(X=X)
     with together(comm, check) as description:
         description.append("matmul_grouped")
-        _check(X, W, groups, Y, alpha, beta, transb, accumulate_dtype)
+        form = BatchForm(alpha, beta, "N", transb, accumulate_dtype, epilogue)
+        _check(X, W, groups, Y, form)
         if epilogue is not None and Y is not None and beta != 0:
             raise ArgumentError(f"beta = {beta}: a grouped product with an epilogue overwrites Y")
     routing = groups if isinstance(groups, Routing) else plan_grouped(X, groups, W)
-    return _multiplied(X, W, routing, Y, alpha, beta, transb, accumulate_dtype, epilogue, check, start)
+    return _multiplied(X, W, routing, Y, form, check, start)
 
 
 @repeated_if_unmapped
 def _multiplied(
-    X: DistMatrix,
-    W: Batch,
-    routing: Routing,
-    Y: DistMatrix | None,
-    alpha: Any,
-    beta: Any,
-    transb: str,
-    accumulate_dtype: Any,
-    epilogue: Epilogue | None,
-    check: bool,
-    start: float,
+    X: DistMatrix, W: Batch, routing: Routing, Y: DistMatrix | None, form: BatchForm, check: bool, start: float
 ) -> DistMatrix:
     """Carry out a grouped product whose arguments are checked."""
     comm, new_result = X.grid.comm, Y is None
 
     def set_up(by_nodes: bool) -> tuple[DistMatrix, Array, RoutedTransfer, BatchProduct]:
         with (agreement := together(comm, check)) as description:
-            n = _width(W, transb, Y)
+            n = _width(W, form.transb, Y)
             new = routing.new_result(n, dtypes.product(X.dtype, W.dtype), W.device) if Y is None else Y
             rows, results = (routing.new_rows(width, x.dtype, W.device) for width, x in ((X.shape[1], X), (n, new)))
             inward = RoutedTransfer(routing, X, rows, True, X.shared, by_nodes, agreement)
-            operands = routing.batch_of(rows), W, routing.batch_of(results)
-            product = BatchProduct(*operands, alpha, 0, "N", transb, accumulate_dtype, epilogue)
+            product = BatchProduct(routing.batch_of(rows), W, routing.batch_of(results), form._replace(beta=0))
             description += ["matmul_grouped", inward.plan.description, *product.description]
         return new, results, inward, product
 
     Y, results, inward, product = shared_or_sent(comm, set_up)
-    beta = 0 if new_result else beta
-    outward = routing.transfer_to(Y, results, beta, new_result, check)
+    outward = routing.transfer_to(Y, results, 0 if new_result else form.beta, new_result, check)
     counts = inward()
     work = product(perf_counter()).report
     back = outward()
@@ -148,7 +137,7 @@ def _width(W: Batch, transb: str, Y: DistMatrix | None) -> int:
     return 0 if Y is None else Y.shape[1]
 
 
-def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: str, accumulate_dtype: Any) -> None:
+def _check(X: Any, W: Any, groups: Any, Y: Any, form: BatchForm) -> None:
     """Raise on this rank where the arguments of a grouped product do not fit together."""
     checks.check_matrices(X=X, **({} if Y is None else {"Y": Y}))
     if not isinstance(W, Batch):
@@ -157,8 +146,8 @@ def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: s
     checks.check_dtype("X", X, dtypes.OPERANDS)
     if W.dtype not in dtypes.OPERANDS:
         raise DTypeError(f"W has dtype {W.dtype}; supported: {dtypes.names(dtypes.OPERANDS)}")
-    shapes = W.shapes if op_letter(transb, "transb") == "N" else W.shapes[:, ::-1]
-    n = _width(W, transb, Y)
+    shapes = W.shapes if op_letter(form.transb, "transb") == "N" else W.shapes[:, ::-1]
+    n = _width(W, form.transb, Y)
     for g in (shapes != (X.shape[1], n)).any(axis=1).nonzero()[0][:1]:
         rows, cols = shapes[g]
         raise LayoutError(
@@ -177,5 +166,5 @@ def _check(X: Any, W: Any, groups: Any, Y: Any, alpha: Any, beta: Any, transb: s
     for name, device in (("W", W.device), ("Y", W.device if Y is None else devices.of(Y.stored))):
         if device is not devices.of(X.stored):
             raise DeviceError(f"X and {name} are on different devices: copy one of them")
-    checks.accumulation(X.dtype, W.dtype, dtype, accumulate_dtype)
-    checks.as_scalar(alpha, dtype, "alpha"), checks.as_scalar(beta, dtype, "beta")
+    checks.accumulation(X.dtype, W.dtype, dtype, form.accumulate_dtype)
+    checks.as_scalar(form.alpha, dtype, "alpha"), checks.as_scalar(form.beta, dtype, "beta")
