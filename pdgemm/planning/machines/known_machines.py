@@ -134,7 +134,7 @@ def accelerator(name: str, ranks_per_node: int | None = None) -> Machine:
 
 
 # each machine's name, and what it is
-MACHINES: dict[str, str] = {name: x[0] for name, x in {**CLUSTERS, **ACCELERATORS}.items()}
+MACHINES = {name: x.what for name, x in CLUSTERS.items()} | {name: x[0] for name, x in ACCELERATORS.items()}
 
 
 def machine_of(name: str | None, ranks_per_node: int | None = None) -> Machine:
