@@ -59,13 +59,14 @@ def reduction(name: str, result: str) -> Any:
     The method calls `_reduced` of its class.   result : what it returns, for its documentation.
     """
 
+    fold = folds.FOLDS[name.partition(".")[2]]
+
     def method(self: Any, axis: Any = None, keepdims: bool = False) -> Any:
         return self._reduced(fold, axis, keepdims)
 
     method.__qualname__, method.__name__ = name, name.partition(".")[2]
     method.__doc__ = f"Return {result}.  Collective."
     method.__code__ = method.__code__.replace(co_qualname=name)  # shown by the watchdog
-    fold = folds.FOLDS[method.__name__]
     return method
 
 

@@ -101,7 +101,7 @@ def eigh(
     (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P, nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues
     without vectors take 4/3 n^3/P flops, through the band from n = 3072 on, with 400 n^2 on one rank.
     Each rank receives about 3 n^2 words, and the words of the products; memory: about 5 n^2/P words besides A, and on
-    one rank 1024^2.  Up to order 512, LAPACK solves the whole problem on one rank.  Where all ranks are on one node,
+    one rank 1024^2 (4096^2 where all ranks are on one node).  Up to order 512, LAPACK solves the whole problem on one rank.  Where all ranks are on one node,
     LAPACK uses the cores of all of them, up to order 2048, and for the last 4096 columns of larger matrices.
     On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
     also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  The divisions take about
@@ -127,8 +127,8 @@ def eigh(
         arguments += ["eigh", A.distribution, A.dtype, None if B is None else B.distribution, type, bool(lower)]
         arguments += [bool(eigvals_only), subset, k, which, tolerance, steps and most, check_protection(protect, A)]
     work = Work("eigh", protect)
-    method, there, few = _method(A, subset, eigvals_only, protect), A, k is not None and 3 * (k + 8) < len(A)
-    if B is None and method in BY_LAPACK and not few and A.grid.shape != (1, 1):
+    method, there, iterates = _method(A, subset, eigvals_only, protect), A, k is not None and 3 * (k + 8) < len(A)
+    if B is None and method in BY_LAPACK and not iterates and A.grid.shape != (1, 1):
         there = work.did(A.redistribute(grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F"))
     warn_unless_hermitian(work, lower, A.grid, A=there, B=B)
     H, pair = there if lower else there.H, None
@@ -149,7 +149,7 @@ def eigh(
         part = subset.slice_of(scaled_back(values))
         return A.grid.expected(part, slice(None)) if subset.kind == "value" else part
 
-    by_steps = _by_lanczos(work, T, k, which, tolerance, most, steps is None) if few else None
+    by_steps = _by_lanczos(work, T, k, which, tolerance, most, steps is None) if iterates else None
     w, V, done, facts = by_steps or METHODS[method](work, T, wanted)
     if eigvals_only:
         return scaled_back(w)
