@@ -101,11 +101,11 @@ def eigh(
     (4/3 n^3 + 1/3 n^3 + 6 n^2 m)/P, nearly all in products, and 400 n^2 in a pipeline of all ranks.  Eigenvalues
     without vectors take 4/3 n^3/P flops, through the band from n = 3072 on, with 400 n^2 on one rank.
     Each rank receives about 3 n^2 words, and the words of the products; memory: about 5 n^2/P words besides A, and on
-    one rank 1024^2 (4096^2 where all ranks are on one node).  Up to order 512, LAPACK solves the whole problem on one rank.  Where all ranks are on one node,
-    LAPACK uses the cores of all of them, up to order 2048, and for the last 4096 columns of larger matrices.
-    On a device, and with `protect`, the spectrum is divided at a number sigma: the polar factor U of A - sigma I is
-    also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above sigma.  The divisions take about
-    50 n^3/P flops, in products and Cholesky factorisations.
+    one rank 1024^2, or 4096^2 where all ranks are on one node.  Up to order 512, LAPACK solves the whole problem on one
+    rank.  Where all ranks are on one node, LAPACK uses the cores of all of them, up to order 2048, and for the last
+    4096 columns of larger matrices.  On a device, and with `protect`, the spectrum is divided at a number sigma: the
+    polar factor U of A - sigma I is also its sign, and (I + U) / 2 projects on the eigenvectors of eigenvalues above
+    sigma.  The divisions take about 50 n^3/P flops, in products and Cholesky factorisations.
     Block Lanczos stores 2 (5 k + 40) vectors, with thick restarts and explicit residuals.  B adds a
     Cholesky factorisation and n^2 (2 n + m)/P flops in triangular solves or products.
     After a division or Lanczos, `V.report.facts["residual"]` is |A V - V diag(w)|_F / |A|_F, as measured.

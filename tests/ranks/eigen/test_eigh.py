@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from pdgemm import DistMatrix, ProcessGrid, linalg
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError, LinAlgError
 from pdgemm.local.blas.threads import NodeCores, threads
 from pdgemm.schedules.panels.panel_schedule import OneRankSchedule
+from pdgemm.schedules.products.product import Product
 
 pytestmark = pytest.mark.mpi
 TYPES = ("d", "F", "f", "D")
@@ -114,9 +117,15 @@ def test_orders(comm: Any) -> None:
 
 
 @pytest.mark.on_ranks(1, 2, 4)
-def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any) -> None:
-    """One rank computes with the threads of all ranks of the node, which it gives back; its error is that of all."""
-    monkeypatch.setattr("pdgemm.linalg.factors.operands.ON_NODE", 4)
+def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any, request: Any) -> None:
+    """One rank computes with threads and cores of all ranks of the node, and gives them back; its error is that of all.
+
+    Each rank is bound to one core.
+    """
+    allowed = os.sched_getaffinity(0)
+    request.addfinalizer(partial(os.sched_setaffinity, 0, allowed))
+    os.sched_setaffinity(0, {sorted(allowed)[comm.rank % len(allowed)]})
+    monkeypatch.setattr("pdgemm.linalg.factors.operands.ON_NODE", 5)
     monkeypatch.setattr("pdgemm.algorithms.panels.panel_run._LONG", 0)
     monkeypatch.setattr("pdgemm.linalg.eigen.generalized._TILE", 8)
     for name in ("LARGE", "LARGE_FOR_PART", "LARGE_FOR_VALUES"):
@@ -147,8 +156,13 @@ def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any) -> None:
             assert (threads(), os.sched_getaffinity(0)) == before
             if comm.size > 1 and n == 24:
                 plan = linalg.plan(linalg.eigh, A)
-                assert [x.helpers for x in plan.schedules if isinstance(x, OneRankSchedule)] == [comm.size]
-            expected = [(grid.cores.threads if comm.size > 1 else before[0], grid.cores.cores)] * (4 if n == 24 else 0)
+                one = [x for x in plan.schedules if isinstance(x, OneRankSchedule)]
+                assert [x.helpers for x in one] == [comm.size]
+                shares = [[y.work[-1].share for y in x.rounds()] for x in (one[0], replace(one[0], helpers=1))]
+                assert shares == [[0.5 / comm.size], [0.5]]
+                iterates = linalg.plan(linalg.eigh, DistMatrix.eye(28, grid=grid), k=1)
+                assert {len(x.grid.ranks) for x in iterates.schedules if isinstance(x, Product)} == {comm.size}
+            expected = [(grid.cores.threads, grid.cores.cores) if comm.size > 1 else before] * (4 if n == 24 else 0)
             assert calls == (expected if grid.rank == grid.rank_map[0] else [])
             assert len(cores) == (comm.size > 1 and grid.rank == grid.rank_map[0]) * 4
             calls.clear()
