@@ -35,13 +35,14 @@ class Work:
 
     protect : protection of the products by checksums, or None.   memory_limit : limit of each product, as in `pdgemm`.
     did : records the report of a matrix that a factorisation, solve or redistribution returned; returns the matrix.
+    ran : records the report of a step, or the function that makes the report.
     after : returns another algorithm's report with the sums of the recorded steps added.
     """
 
     def __init__(self, name: str, protect: Protection | None = None, memory_limit: int | None = None) -> None:
         self.name, self.start, self.products, self._steps = name, perf_counter(), 0, Steps()
         self.protect, self.memory_limit = protect, memory_limit
-        self.did, self.after = self._steps.did, self._steps.after
+        self.did, self.ran, self.after = self._steps.did, self._steps.ran, self._steps.after
 
     @property
     def empty(self) -> bool:
@@ -173,6 +174,13 @@ def on_one_rank(A: DistMatrix, compute: Callable[..., T], *arguments: Any) -> T:
     with together(comm):
         result = compute(*arguments) if comm.rank == 0 else None
     return comm.bcast(result, root=0)
+
+
+def to_one_rank(work: Work, A: DistMatrix) -> DistMatrix:
+    """Return A, or a copy, column-major on a grid of one rank, where LAPACK reads it.  Collective over A's grid."""
+    if A.grid.shape == (1, 1) and A.order == "F":
+        return A
+    return work.did(A.redistribute(grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F"))
 
 
 def distributed(A: DistMatrix, whole: np.ndarray) -> DistMatrix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import scipy.linalg
 import pdgemm
 from pdgemm import Batch, DistMatrix, linalg
 from pdgemm.io import hdf5, npy, safetensors
+from pdgemm.local.blas import local_lapack
 
 pytestmark = [pytest.mark.mpi, pytest.mark.on_ranks(1)]
 
@@ -28,6 +30,25 @@ def whole(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(map(whole, x))
     return x.allgather() if hasattr(x, "allgather") else x.to_global() if hasattr(x, "to_global") else x
+
+
+def test_blocks_of_one_rank_do_not_end_panels(grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routines of LAPACK are called as often for a matrix in small blocks as for one block."""
+    calls, call = Counter[str](), local_lapack.call_lapack
+
+    def counted(routine: str, *arguments: Any) -> int:
+        calls[routine] += 1
+        return call(routine, *arguments)
+
+    monkeypatch.setattr(local_lapack, "call_lapack", counted)
+    for function in (linalg.lu_factor, linalg.cholesky, linalg.inv, linalg.inv_triangular, linalg.det, linalg.qr):
+        numbers = []
+        for block in (2, None):
+            options: Any = {"mode": "economic", "method": "householder"} if function is linalg.qr else {}
+            function(DistMatrix.from_global(H, grid=grid, block=block), **options)
+            numbers.append(dict(calls))
+            calls.clear()
+        assert numbers[0] == numbers[1] and numbers[0], function
 
 
 def test_linear_algebra(comm: Any, grid: Any) -> None:

@@ -21,7 +21,16 @@ from pdgemm.linalg.factors.operands import check_operand, most_on_one_rank
 from pdgemm.linalg.factors.qr import qr
 from pdgemm.linalg.factors.rank_k import both_triangles
 from pdgemm.linalg.ranges import ELEMENTS, in_range
-from pdgemm.linalg.work import Work, check_protection, distributed, near_one, on_one_rank, orthonormal_basis, random
+from pdgemm.linalg.work import (
+    Work,
+    check_protection,
+    distributed,
+    near_one,
+    on_one_rank,
+    orthonormal_basis,
+    random,
+    to_one_rank,
+)
 from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_count, as_name, as_pair, as_real, as_whole, shown
 from pdgemm.local.blas.band import eigenvalues_of_band, eigenvalues_of_tridiagonal
@@ -128,8 +137,8 @@ def eigh(
         arguments += [bool(eigvals_only), subset, k, which, tolerance, steps and most, check_protection(protect, A)]
     work = Work("eigh", protect)
     method, there, iterates = _method(A, subset, eigvals_only, protect), A, k is not None and 3 * (k + 8) < len(A)
-    if B is None and method in BY_LAPACK and not iterates and A.grid.shape != (1, 1):
-        there = work.did(A.redistribute(grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F"))
+    if B is None and method in BY_LAPACK and not iterates:
+        there = to_one_rank(work, A)
     warn_unless_hermitian(work, lower, A.grid, A=there, B=B)
     H, pair = there if lower else there.H, None
     if B is not None:
@@ -235,11 +244,10 @@ def _by_lapack(work: Work, T: DistMatrix, wanted: Wanted, vectors: bool = True, 
 
     few : the wanted pairs are known by their indices; only they are computed, by bisection and inverse iteration.
     """
-    n, grid = len(T), T.grid.base.reshaped((1, 1), T.grid.rank_map[:1])
-    X = T if T.grid.shape == (1, 1) and T.order == "F" else work.did(T.redistribute(grid=grid, order="F"))
+    n, X = len(T), to_one_rank(work, T)
     part = wanted(np.ones(n)) if few else slice(0, n)
     columns = part.stop - part.start
-    V = DistMatrix.empty((n, columns), grid=grid, dtype=T.dtype, order="F") if vectors else T
+    V = DistMatrix.empty((n, columns), grid=X.grid, dtype=T.dtype, order="F") if vectors else T
 
     def compute() -> np.ndarray:
         how: Any = {"driver": "evr", "subset_by_index": (part.start, part.stop - 1)} if few else {"driver": "evd"}

@@ -202,6 +202,7 @@ def to_factor(
         check_operand("A", A, square, factored=True)
         if overwrite:
             check_result("A", A, {})
+        A = in_joined_blocks(A)
         fits = is_balanced(A.layout_in(A.grid), block)
         if aligned:
             starts = [x.start for x in diagonal_panels(A.distribution.rows, A.distribution.cols, block)]
@@ -215,6 +216,14 @@ def to_factor(
         W = redistribute(A, grid=A.grid.base.reshaped((1, 1), A.grid.rank_map[:1]), order="F")
         return W, [W.report] if W.report else []
     return working_copy(A, block, fits, overwrite, "F" if order and one and on_host else order)
+
+
+def in_joined_blocks(A: DistMatrix) -> DistMatrix:
+    """Return a view of A in one block along a dimension that is not divided, so that panels do not end there.  Local.
+
+    Its layout is that of A.
+    """
+    return A._view(A.stored, A.grid, A.distribution.canonical, A.order)
 
 
 def to_one(size: float, dtype: np.dtype) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from pdgemm.linalg.factors.operands import (
     check_right_side,
     column,
     common_dtype,
+    in_joined_blocks,
     in_type,
     operand_description,
 )
@@ -126,7 +127,7 @@ def _triangular(
             check_result("B", B, {"A": A})
         alpha = as_scalar(alpha, dtype, "alpha")
         arguments += [name, lower, unit, side, alpha, bool(overwrite_b), *operand_description(A, B)]
-    M, vector, moves = in_type(M, dtype), not isinstance(B, DistMatrix), list[RunReport]()
+    M, vector, moves = in_joined_blocks(in_type(M, dtype)), not isinstance(B, DistMatrix), list[RunReport]()
     if not is_balanced(M.layout_in(M.grid), BLOCK):
         M, moves = working_copy(M, BLOCK, False, False)
     right_side = column(right_side, M, dtype) if vector else right_side

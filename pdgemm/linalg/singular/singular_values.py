@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
+import scipy  # SciPy loads its packages, which takes long, when they are first used
 
 from pdgemm.algorithms.panels.band_panels import BidiagonalBand
+from pdgemm.algorithms.panels.panel_run import run_on_one_rank
 from pdgemm.errors import ArgumentError
 from pdgemm.linalg.eigen.tridiagonal_form import reduced_to_band
 from pdgemm.linalg.factors.householder import householder_qr
@@ -12,7 +16,7 @@ from pdgemm.linalg.factors.operands import check_operand
 from pdgemm.linalg.factors.tall_qr import svd_on_all, tall_qr
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.svd import all_triplets, are_shared, svd
-from pdgemm.linalg.work import Work, near_one, on_one_rank
+from pdgemm.linalg.work import Work, near_one, on_one_rank, to_one_rank
 from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_real
 from pdgemm.local.blas.band import singular_values_of_band
@@ -22,7 +26,8 @@ from pdgemm.schedules.panels.band_schedule import BidiagonalBandSchedule
 from pdgemm.support.agreement import together, warn_together
 from pdgemm.support.text import counted
 
-SMALL = 128  # largest number of values that one rank computes from R of a QR factorisation
+SKINNY = 128  # largest number of columns of a tall matrix for which a tree of QR factorisations is the fastest
+SMALL = 512  # largest order for which LAPACK on one rank is faster than a reduction to a band
 
 
 def svdvals(A: DistMatrix) -> np.ndarray:
@@ -31,9 +36,9 @@ def svdvals(A: DistMatrix) -> np.ndarray:
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.  The result is the same on every rank.
 
     On the host, A is reduced to a band of 64 diagonals by blocks of reflections from both sides, and the band to a
-    bidiagonal matrix by LAPACK on one rank.  If m > 5/3 n, first A = Q R is computed, and then R is reduced.  For up
-    to 128 values, and on a device up to 512, LAPACK on one rank computes the values of R, where A = Q R; more values of
-    a matrix on a device are those of `svd`.
+    bidiagonal matrix by LAPACK on one rank.  If m > 5/3 n, first A = Q R is computed, and then R is reduced.  Up to 512
+    values are computed by LAPACK on one rank, to which A or R is moved.  More values of a matrix on a device are those
+    of `svd`.
     Cost per rank for P ranks, m >= n: (4 m n^2 - 4/3 n^3)/P flops in products, or (2 m n^2 + 2 n^3)/P with A = Q R
     first, and 400 n^2 on one rank; m n + n^2/2 words in, and the words of sums along grid rows and columns.
     Raises DTypeError or DeviceError on all ranks; LinAlgError where an element is NaN or infinite.
@@ -51,22 +56,23 @@ def singular_values(A: DistMatrix) -> np.ndarray:
     """Return all singular values of A in descending order, the same on every rank.  Collective over the grid of A.
 
     A : DistMatrix (m, n); unchanged.   Raises LinAlgError on all ranks where an element is NaN or infinite.
-    Cost: for up to 128 values that of `svd_of_tall` without its products, else that of `through_band`; on a device that
-    of `svd`.
+    Cost: that of `by_reduction`; for a tall matrix of up to 128 columns, and on a device, that of `svd`.
     """
     if 0 in A.shape:
         return np.zeros(0, np.finfo(A.dtype).dtype)
     near_one("A", A)  # raises where an element is NaN or infinite
-    tall = A if A.shape[0] >= A.shape[1] else A.H
-    if tall.shape[1] > SMALL and A.device == devices.HOST:
-        return through_band(Work("svdvals"), tall)
-    return all_triplets(Work("svdvals"), tall)[1] if are_shared(tall) else svd_on_all(tall_qr(tall))[1].copy()
+    tall, on_host = A if A.shape[0] >= A.shape[1] else A.H, A.device == devices.HOST
+    (m, n), work = tall.shape, Work("svdvals")
+    if on_host and (n > SKINNY or 3 * m <= 5 * n):
+        return by_reduction(work, tall)
+    return all_triplets(work, tall)[1] if are_shared(tall) else svd_on_all(tall_qr(tall))[1].copy()
 
 
-def through_band(work: Work, A: DistMatrix) -> np.ndarray:
+def by_reduction(work: Work, A: DistMatrix) -> np.ndarray:
     """Return all singular values of A in descending order, the same on every rank.  Collective over the grid of A.
 
-    A : DistMatrix (m, n), m >= n, on the host; unchanged.
+    A : DistMatrix (m, n), m >= n, on the host; unchanged.  Up to n = 512, LAPACK reduces A, or R, on one rank; larger
+        matrices are reduced through a band.
 
     Cost: (4 m n^2 - 4/3 n^3)/P flops in products, or 2 m n^2 + 2 n^3 by a QR factorisation first where m > 5/3 n, and
     6 n^2 b flops on one rank, b = 64.  If there are few ranks, each receives about m n words; the words of sums along
@@ -76,6 +82,12 @@ def through_band(work: Work, A: DistMatrix) -> np.ndarray:
     if 3 * m > 5 * n:
         _, A = householder_qr(A, want_q=False)
         work.did(A)
+    if n <= SMALL:
+        X, ones = to_one_rank(work, A), np.ones(n, np.finfo(A.dtype).dtype)
+        values = partial(scipy.linalg.svdvals, X.stored, check_finite=False)
+        s, report = run_on_one_rank("svdvals", X, (len(X), n, 4 * n / 3), values, ones, passes=2 * n // 3)
+        work.ran(report)
+        return s
     band, _ = reduced_to_band(work, A, BidiagonalBandSchedule, BidiagonalBand, below=False)
     return on_one_rank(A, singular_values_of_band, band)
 

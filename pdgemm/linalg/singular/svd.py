@@ -1,6 +1,7 @@
 """Singular value decompositions: the largest singular values, with bounds of their errors, or all of them.
 
-All values are computed by LAPACK on one rank, or by eigenvectors of A^H A and QR factorisations.
+All values are computed by LAPACK on one rank, or by eigenvectors of A^H A and QR factorisations.  LAPACK takes about
+the same time for all matrices, the other way least where most values are near the largest one.
 With the eigenvectors V of A^H A, columns of A V = Q R have inner products of about n eps s_1^2, and the lengths s_i.
 So the off-diagonal elements of row i of R are about n eps s_1^2 / s_i.  In the rows of values above s_1 / 8 they are at
 most 8 n eps s_1, and are dropped.  The other values are those of the trailing triangle R_22, which is factored in the
@@ -15,18 +16,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # SciPy loads its packages, which takes long, when they are first used
 
+from pdgemm.algorithms.panels.panel_run import run_on_one_rank
 from pdgemm.algorithms.product_options import Streamed
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import ProcessGrid
 from pdgemm.linalg.eigen.eigh import eigh
 from pdgemm.linalg.factors.householder import apply_reflectors, householder_factor, householder_qr
-from pdgemm.linalg.factors.operands import check_operand, is_reachable
+from pdgemm.linalg.factors.operands import check_operand, is_reachable, most_on_one_rank
 from pdgemm.linalg.factors.rank_k import herk
 from pdgemm.linalg.factors.tall_qr import svd_of_tall
 from pdgemm.linalg.ranges import ELEMENTS, in_range, times
 from pdgemm.linalg.singular.golub_kahan import BLOCKS, LinearMap, Tempered, leading_space, missing
-from pdgemm.linalg.work import Work, check_protection, near_one
+from pdgemm.linalg.work import Work, check_protection, near_one, random, to_one_rank
 from pdgemm.local.arrays import device as devices, dtypes
 from pdgemm.local.arrays.arguments import as_count, as_real, as_seed
 from pdgemm.matrix.argument_checks import communicator, shape_of
@@ -59,8 +62,10 @@ def svd(
     """Return U, s and Vh with A = U diag(s) Vh, or the k largest singular values and their vectors.  Collective.
 
     A : DistMatrix (m, n) of type s, d, c or z; A is not changed.  Or a matrix in a file: see the end.
-    k : None: all min(m, n) values.  Up to 512 values, and on one rank, they are computed by a QR factorisation and
-        LAPACK; more values by the eigenvectors V of A^H A, and a QR factorisation of A V.
+    k : None: all min(m, n) values.  Up to 512 values, and on one rank, they are computed by LAPACK, after a QR
+        factorisation if A is tall; more values by the eigenvectors V of A^H A, and a QR factorisation of A V.  Where
+        all ranks are on one node, LAPACK uses the cores of all of them, up to 2048 values, unless many values are near
+        the largest one: |A|_F^2 >= n s_1^2 / 8.
         A number: the k largest values, taken from all values if min(m, n) <= 6 (k + oversample), else computed by block
         Golub-Kahan steps with blocks of k + oversample columns; the first columns are random and depend on the seed.
     full_matrices : U (m, m) and Vh (n, n), on the host, only with all values.
@@ -83,6 +88,7 @@ def svd(
     columns, and 4 QR factorisations of l columns.  A few steps suffice if the values decay, 20 to 50 if they hardly do.
     At the end 2 products of A with k columns.  Memory: 8 (m + n) l words on all ranks together, 50 l^2 on each rank.
     Cost without k: about 2 mn^2 flops in addition to those of `eigh` and QR, and again for the values below s_1 / 8.
+    LAPACK on one rank: about 10 mn^2 flops, and 3 mn words there.
     Raises DTypeError, ArgumentError or DeviceError on all ranks; LinAlgError where A has NaN or infinite elements.
     Error, without k: |A - U diag(s) Vh| <= c n eps s_1, with c about 1, and 10 where the ranks share the factors.
     Golub, Luk & Overton, ACM Trans. Math. Software 7(2), 1981; Halko, Martinsson & Tropp, SIAM Review 53(2), 2011;
@@ -281,17 +287,49 @@ def all_triplets(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, Dis
     if m < n:
         W, s, Gh = all_triplets(work, A.H)
         return Gh.H, s, W.H
-    if not are_shared(A):
+    is_tall, small = 2 * m > 3 * n, n <= most_on_one_rank(A, ON_ONE_RANK)
+    is_shared = are_shared(A)
+    if not is_shared and (is_tall or A.device != devices.HOST):
         U, s, Vh = svd_of_tall(A)
         return work.did(U), s, Vh
-    if 2 * m > 3 * n:
+    if is_tall:
         Q, R = householder_qr(A)  # unlike `qr`, keeps R distributed
         assert Q is not None
         U, s, Vh = all_triplets(work, work.did(R))
         return work.product(1, Q, U, C=empty_like(A)), s, Vh
     near, far = near_one("A", A)
-    U, s, V = _by_gram_matrix(work, A * near * far)
+    W = A * near * far
+    U, s, V = (_by_lapack if not is_shared or (small and not _is_flat(work, W)) else _by_gram_matrix)(work, W)
     return U, np.minimum.accumulate(s) / near / far, V.H
+
+
+def _by_lapack(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
+    """Return U, s and V by LAPACK on one rank; A may be overwritten.  Collective."""
+    (m, n), X = A.shape, to_one_rank(work, A)
+    U, Vh = (DistMatrix.empty(shape, grid=X.grid, dtype=A.dtype, order="F") for shape in ((m, n), (n, n)))
+
+    def compute() -> np.ndarray:
+        how: Any = {"full_matrices": False, "overwrite_a": True, "check_finite": False}
+        U.stored[...], s, Vh.stored[...] = scipy.linalg.svd(X.stored, **how)
+        return s
+
+    ones = np.ones(n, np.finfo(A.dtype).dtype)
+    s, U.report = run_on_one_rank("svd", X, (m, n, 5 * n), compute, ones, f"SVD of {shape_of(A)}", passes=2 * n // 3)
+    V = work.did(Vh.H.redistribute(grid=A.grid.base))
+    return work.did(work.did(U).redistribute(like=A)), s, V
+
+
+def _is_flat(work: Work, A: DistMatrix) -> bool:
+    """Are so many singular values near the largest one that `_by_gram_matrix` is fast?  Collective.
+
+    That is |A|_F^2 >= n s_1^2 / 8: at least n/9 values are above s_1 / 8.  s_1 is estimated by power iterations.
+    """
+    n = A.shape[1]
+    X = random(A, (n, 4))
+    for _ in range(3):
+        before, X = X, work.product(1, A.H, work.product(1, A, X))
+    largest = (X.vector_norm(2, axis=0) / before.vector_norm(2, axis=0)).max()
+    return A.grid.expected(bool(A.norm() ** 2 >= n * largest / 8), True)
 
 
 def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:

@@ -32,7 +32,7 @@ _FITTED = {("cholesky", "SLATE", n, ranks) for n, ranks in ((16384, 64), (131072
 def factorisation_plan(kind: str, n: int, grid: tuple[int, int], block: int) -> Program:
     """Return the plan of "cholesky" or "lu" of a float64 matrix (n, n) in square blocks, which are also the panels."""
     ranks = tuple(range(grid[0] * grid[1]))
-    layout = Layout(Distribution.over(grid, (n, n), (block, block)), ranks, np.dtype("d"))
+    layout = Layout(Distribution.over(grid, (n, n), (block, block)).canonical, ranks, np.dtype("d"))
     stage = _SCHEDULES[kind](layout, block, RING.name)
     return Program((("A", stage),), len(ranks), machine_of(MACHINE, RANKS_PER_NODE))
 

@@ -13,8 +13,9 @@ from problems import DTYPES, grid_shapes
 from tiers import every_grid, everything
 
 from pdgemm import DistMatrix, ProcessGrid, linalg
-from pdgemm.linalg.singular.singular_values import through_band
+from pdgemm.linalg.singular.singular_values import by_reduction
 from pdgemm.linalg.work import Work
+from pdgemm.schedules.panels.panel_schedule import OneRankSchedule
 
 pytestmark = pytest.mark.mpi
 SIZES = [(60, 50, 3), (45, 80, 2), (110, 100, 1), (14, 30, 4)]  # m, n, k; in the last, k + oversampling is m
@@ -173,10 +174,43 @@ def test_all_triplets_by_products(comm: Any, dtype: str, monkeypatch: pytest.Mon
                 assert len(set(comm.allgather(s.tobytes()))) == 1 and s.dtype == np.finfo(dtype).dtype
 
 
+@pytest.mark.on_ranks(1, 2, 4)
+def test_lapack_computes_few_large_values(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK, on the cores of the node, decomposes matrices with few large singular values, and products the others."""
+    monkeypatch.setattr("pdgemm.linalg.singular.svd.ON_ONE_RANK", 6)
+    monkeypatch.setattr("pdgemm.linalg.factors.operands.ON_NODE", 5)
+    svd, calls = scipy.linalg.svd, []
+
+    def counted(x: np.ndarray, **options: Any) -> Any:
+        calls.append(x.shape)
+        return svd(x, **options)
+
+    monkeypatch.setattr(scipy.linalg, "svd", counted)
+    for number, m in enumerate((24, 30, 24, 30)):
+        dtype, flat = DTYPES[(number + comm.size) % 4], number % 2 == 0
+        values = np.linspace(1, 0.5, 24) if flat else np.r_[1.0, np.full(23, 1e-3)]
+        a = with_singular_values(m, 24, values, dtype)
+        with ProcessGrid(comm, grid_shapes(comm.size)[number % len(grid_shapes(comm.size))]) as grid:
+            A = DistMatrix.from_global(a, grid=grid, block=5, order="CF"[number // 2])
+            U, s, Vh = linalg.svd(A)
+            assert calls == [(m, 24)] * ((comm.size == 1 or not flat) and grid.rank == grid.rank_map[0])
+            calls.clear()
+            report: Any = U.report
+            assert report.counted == report.predicted and np.array_equal(A.allgather(), a)
+            u, vh, bound = U.allgather().astype("D"), Vh.allgather().astype("D"), EPS * m * np.finfo(dtype).eps
+            errors = ((u * s) @ vh - a, u.conj().T @ u - np.eye(24), vh @ vh.conj().T - np.eye(24))
+            assert max(np.linalg.norm(x, 2) for x in errors) <= bound
+            assert np.abs(s - values).max() <= bound and np.abs(linalg.svdvals(A) - values).max() <= bound
+            if comm.size > 1:
+                plan = linalg.plan(linalg.svdvals, A)
+                assert [x.algorithm for x in plan.schedules if isinstance(x, OneRankSchedule)] == ["svdvals"]
+
+
 @every_grid
 def test_values_through_a_band(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All singular values within n eps s_1 of LAPACK's; words and messages as planned."""
     monkeypatch.setattr("pdgemm.linalg.eigen.tridiagonal_form.BAND", 5)
+    monkeypatch.setattr("pdgemm.linalg.singular.singular_values.SMALL", 10)
     shapes = grid_shapes(comm.size)
     for number, (m, n) in enumerate(((31, 31), (36, 30), (50, 14), (11, 10), (3, 3), (1, 1))):
         dtype = DTYPES[(number + comm.size) % 4]
@@ -184,7 +218,7 @@ def test_values_through_a_band(comm: Any, monkeypatch: pytest.MonkeyPatch) -> No
         with ProcessGrid(comm, shapes[number % len(shapes)]) as grid:
             A = DistMatrix.from_global(a, grid=grid, block=[4, None, 5][number % 3], order="CF"[number % 2])
             work = Work("values")
-            s = through_band(work, A)
+            s = by_reduction(work, A)
             report: Any = work.reported(A.copy(), 0).report
             assert report.counted == report.predicted and np.array_equal(A.allgather(), a)
         exact = np.linalg.svd(a.astype("D"), compute_uv=False)
