@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg  # noqa: F401  here, so that the time of the first function does not include its loading
 
 from pdgemm import linalg
 from pdgemm.errors import ArgumentError, DTypeError, LayoutError
