@@ -1,4 +1,4 @@
-"""Plant 131 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
+"""Plant 133 bugs, one at a time in a copy of the checkout, and report whether tests catch each.
 
     python scripts/hardening/mutants.py                  each bug with its tests, with the cases of scripts/test.sh
     python scripts/hardening/mutants.py --all            with the cases of scripts/test.sh --all
@@ -105,6 +105,10 @@ MUTANTS = [
            (f"2 {R}eigen/test_eigh.py",)),
     Mutant("linalg: one rank computes without the cores of the node", "cores_of_node",
            "if ranks > 1 and not grid.idle", "if ranks > 2 and not grid.idle", (f"2 {R}linalg/test_linalg_solve.py",)),
+    Mutant("linalg: blocks of one rank end panels", "in_joined_blocks",
+           "A.distribution.canonical", "A.distribution", (f"1 {R}test_one_rank.py",)),
+    Mutant("linalg: products decompose matrices with few large singular values", "svd:_is_flat",
+           "n * largest / 8", "largest / 8", (f"2 {R}eigen/test_linalg_svd.py",)),
     Mutant("models: stage 3 gathers parameters once", "LineState.moved",
            "(0, 1, 1, (self.users + 1) * m)[self.zero]", "(0, 1, 1, self.users + 1)[self.zero]",
            (f"0 {U}planning/test_model_plans.py",)),

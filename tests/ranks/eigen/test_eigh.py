@@ -153,7 +153,7 @@ def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any, request:
             check(a, *linalg.eigh(A, subset_by_index=(2, 4)), slice(2, 5))
             check(a, *linalg.eigh(A, lower=False, subset_by_index=(1, n - 1)), slice(1, n))
             assert np.allclose(linalg.eigvalsh(A), np.linalg.eigvalsh(a), atol=1e-3)
-            assert (threads(), os.sched_getaffinity(0)) == before
+            assert all(comm.allgather((threads(), os.sched_getaffinity(0)) == before))
             if comm.size > 1 and n == 24:
                 plan = linalg.plan(linalg.eigh, A)
                 one = [x for x in plan.schedules if isinstance(x, OneRankSchedule)]
@@ -163,8 +163,8 @@ def test_lapack_uses_the_cores_of_the_node(comm: Any, monkeypatch: Any, request:
                 iterates = linalg.plan(linalg.eigh, DistMatrix.eye(28, grid=grid), k=1)
                 assert {len(x.grid.ranks) for x in iterates.schedules if isinstance(x, Product)} == {comm.size}
             expected = [(grid.cores.threads, grid.cores.cores) if comm.size > 1 else before] * (4 if n == 24 else 0)
-            assert calls == (expected if grid.rank == grid.rank_map[0] else [])
-            assert len(cores) == (comm.size > 1 and grid.rank == grid.rank_map[0]) * 4
+            assert all(comm.allgather(calls == (expected if grid.rank == grid.rank_map[0] else [])))
+            assert all(comm.allgather(len(cores) == (comm.size > 1 and grid.rank == grid.rank_map[0]) * 4))
             calls.clear()
             cores.clear()
 
