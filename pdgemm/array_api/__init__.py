@@ -23,7 +23,7 @@ from pdgemm.array_api.array import Array as Array
 from pdgemm.array_api.creation import (
     arange as arange, asarray as asarray, empty as empty, empty_like as empty_like, eye as eye,
     from_dlpack as from_dlpack, full as full, full_like as full_like, linspace as linspace, meshgrid as meshgrid,
-    ones as ones, ones_like as ones_like, tril as tril, triu as triu, zeros as zeros, zeros_like as zeros_like,
+    ones as ones, ones_like as ones_like, zeros as zeros, zeros_like as zeros_like,
 )  # fmt: skip
 from pdgemm.array_api.inspection import (
     astype as astype, bool as bool, can_cast as can_cast, complex64 as complex64, complex128 as complex128,
@@ -31,27 +31,27 @@ from pdgemm.array_api.inspection import (
     int32 as int32, int64 as int64, result_type as result_type, uint8 as uint8, uint16 as uint16, uint32 as uint32,
     uint64 as uint64,
 )  # fmt: skip
-from pdgemm.array_api.elementwise_functions import (
-    clip as clip, imag as imag, real as real, round as round, where as where,
-)  # fmt: skip
+from pdgemm.array_api.elementwise_functions import clip as clip, imag as imag, real as real, where as where
 from pdgemm.array_api.inspection import __array_namespace_info__ as __array_namespace_info__
 from pdgemm.array_api.manipulation import (
-    broadcast_arrays as broadcast_arrays, broadcast_shapes as broadcast_shapes, broadcast_to as broadcast_to,
-    concat as concat, expand_dims as expand_dims, flip as flip, matrix_transpose as matrix_transpose,
-    moveaxis as moveaxis, permute_dims as permute_dims, repeat as repeat, reshape as reshape, roll as roll,
-    squeeze as squeeze, stack as stack, tile as tile, unstack as unstack,
+    broadcast_arrays as broadcast_arrays, permute_dims as permute_dims, reshape as reshape, squeeze as squeeze,
 )  # fmt: skip
 from numpy import (
-    argmax as argmax, argmin as argmin, count_nonzero as count_nonzero, cumulative_prod as cumulative_prod,
-    cumulative_sum as cumulative_sum, diff as diff, isin as isin, nonzero as nonzero, searchsorted as searchsorted,
-    take as take, take_along_axis as take_along_axis, unique_all as unique_all, unique_counts as unique_counts,
-    unique_inverse as unique_inverse, unique_values as unique_values,
+    argmax as argmax, argmin as argmin, broadcast_shapes as broadcast_shapes, broadcast_to as broadcast_to,
+    concat as concat, count_nonzero as count_nonzero, cumulative_prod as cumulative_prod,
+    cumulative_sum as cumulative_sum, diff as diff, expand_dims as expand_dims, flip as flip, isin as isin,
+    moveaxis as moveaxis, nonzero as nonzero, repeat as repeat, roll as roll, round as round,
+    searchsorted as searchsorted, stack as stack, take as take, take_along_axis as take_along_axis, tile as tile,
+    tril as tril, triu as triu, unique_all as unique_all, unique_counts as unique_counts,
+    unique_inverse as unique_inverse, unique_values as unique_values, unstack as unstack,
 )  # fmt: skip
 from pdgemm.array_api.statistics_functions import (
     all as all, any as any, max as max, mean as mean, min as min, prod as prod, std as std, sum as sum, var as var,
 )  # fmt: skip
 from pdgemm.array_api import fft as fft, linalg as linalg
-from pdgemm.array_api.linalg import matmul as matmul, tensordot as tensordot, vecdot as vecdot
+from pdgemm.array_api.linalg import (
+    matmul as matmul, matrix_transpose as matrix_transpose, tensordot as tensordot, vecdot as vecdot,
+)  # fmt: skip
 from pdgemm.tensors.indexing.tensor_sorting import argsort as argsort, sort as sort
 
 __array_api_version__ = "2025.12"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pdgemm.array_api.array import Array
-from pdgemm.array_api.manipulation import broadcast_to, stack
 from pdgemm.errors import ArgumentError
 from pdgemm.grids.process_grid import default_grid
 from pdgemm.local.arrays.device import HOST
@@ -31,7 +30,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         if copy is False:
             raise ArgumentError("the elements are copied to the ranks of the grid: copy=True or None")
         if _has_arrays(obj):
-            obj, copy = stack([asarray(x, device=device) for x in obj]), None
+            obj, copy = np.stack([asarray(x, device=device) for x in obj]), None
         else:
             return Array.from_global(obj, dtype=dtype, device=device or HOST)
     result = Array(obj.unfolding, obj.layout)
@@ -174,16 +173,6 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
         order[:2] = 1, 0
     shape = tuple(arrays[k].size for k in order)
     return tuple(
-        broadcast_to(x.reshape([-1 if order[at] == k else 1 for at in range(len(order))]), shape)
+        np.broadcast_to(x.reshape([-1 if order[at] == k else 1 for at in range(len(order))]), shape)  # type: ignore[misc]
         for k, x in enumerate(arrays)
     )
-
-
-def tril(x: Array, /, *, k: int = 0) -> Array:
-    """Return matrices along the last two axes with zeros above diagonal k.  Collective."""
-    return np.tril(x, k)  # type: ignore[return-value]
-
-
-def triu(x: Array, /, *, k: int = 0) -> Array:
-    """Return matrices along the last two axes with zeros below diagonal k.  Collective."""
-    return np.triu(x, k)  # type: ignore[return-value]

@@ -19,11 +19,6 @@ def imag(x: Array, /) -> Array:
     return x.imag
 
 
-def round(x: Array, /) -> Array:
-    """Return the nearest integers, of two the even one, in the type of x.  Collective."""
-    return np.round(x)  # type: ignore[return-value]
-
-
 def where(condition: Array, x1: Any = None, x2: Any = None, /) -> Any:
     """Return x1 where the condition holds, else x2, arrays or numbers that are broadcast.  Collective.
 

@@ -1,9 +1,6 @@
-"""Shapes, axes and joins of arrays."""
+"""Shapes and axes of arrays, where NumPy's own functions have other arguments or results than the standard."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,32 +11,7 @@ from pdgemm.errors import ArgumentError
 def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
     """Return copies of arrays, broadcast to their common shape.  Collective."""
     shape = np.broadcast_shapes(*(x.shape for x in arrays))
-    return tuple(broadcast_to(x, shape) for x in arrays)
-
-
-def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the common shape of arrays that are broadcast.  Local."""
-    return np.broadcast_shapes(*shapes)
-
-
-def broadcast_to(x: Array, /, shape: tuple[int, ...]) -> Array:
-    """Return a copy of x, broadcast to a shape.  Collective."""
-    return np.broadcast_to(x, shape)  # type: ignore[return-value]
-
-
-def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
-    """Return arrays joined along an axis; None: all elements as one axis.  Collective."""
-    return np.concatenate(arrays, axis)  # type: ignore[return-value]
-
-
-def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
-    """Return arrays of one shape joined along a new axis.  Collective."""
-    return np.stack(arrays, axis)  # type: ignore[return-value]
-
-
-def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
-    """Return the parts of x with each index of an axis.  Collective."""
-    return np.unstack(x, axis=axis)  # type: ignore[return-value]
+    return tuple(np.broadcast_to(x, shape) for x in arrays)  # type: ignore[misc]
 
 
 def reshape(x: Array, /, shape: tuple[int, ...], *, copy: bool | None = None) -> Array:
@@ -59,41 +31,6 @@ def permute_dims(x: Array, /, axes: tuple[int, ...]) -> Array:
     return x.transpose(axes)
 
 
-def matrix_transpose(x: Array, /) -> Array:
-    """Return the matrices along the last two axes, transposed; a view.  Local."""
-    return x.mT
-
-
-def moveaxis(x: Array, source: Any, destination: Any, /) -> Array:
-    """Return x with axes moved to other places; a view.  Local."""
-    return np.moveaxis(x, source, destination)  # type: ignore[type-var]
-
-
-def expand_dims(x: Array, /, axis: int | tuple[int, ...]) -> Array:
-    """Return x with new axes of extent 1 at these places of the result; a view.  Local."""
-    return np.expand_dims(x, axis)  # type: ignore[return-value]
-
-
 def squeeze(x: Array, /, axis: int | tuple[int, ...]) -> Array:
     """Return x without these axes, of extent 1.  Collective."""
     return x.squeeze(axis)
-
-
-def flip(x: Array, /, *, axis: Any = None) -> Array:
-    """Return x with its elements along some axes, all by default, in reversed order.  Collective."""
-    return np.flip(x, axis)  # type: ignore[return-value]
-
-
-def roll(x: Array, /, shift: Any, *, axis: Any = None) -> Array:
-    """Return x with its elements along some axes rolled by `shift` places; None: as one axis.  Collective."""
-    return np.roll(x, shift, axis)  # type: ignore[return-value]
-
-
-def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
-    """Return x repeated as a whole along each axis.  Collective."""
-    return np.tile(x, repetitions)  # type: ignore[return-value]
-
-
-def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
-    """Return x with each element along an axis repeated; None: as one axis.  Collective."""
-    return np.repeat(x, repeats, axis)  # type: ignore[return-value]
