@@ -324,12 +324,12 @@ def _is_flat(work: Work, A: DistMatrix) -> bool:
 
     That is |A|_F^2 >= n s_1^2 / 8: at least n/9 values are above s_1 / 8.  s_1 is estimated by power iterations.
     """
-    n = A.shape[1]
+    n, squares = A.shape[1], A.norm() ** 2
     X = random(A, (n, 4))
     for _ in range(3):
         before, X = X, work.product(1, A.H, work.product(1, A, X))
-    largest = (X.vector_norm(2, axis=0) / before.vector_norm(2, axis=0)).max()
-    return A.grid.expected(bool(A.norm() ** 2 >= n * largest / 8), True)
+    enough = squares * before.vector_norm(2, axis=0) >= n / 8 * X.vector_norm(2, axis=0)  # also where A is zero
+    return A.grid.expected(bool(enough.all()), True)
 
 
 def _by_gram_matrix(work: Work, A: DistMatrix) -> tuple[DistMatrix, np.ndarray, DistMatrix]:
