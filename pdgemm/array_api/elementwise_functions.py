@@ -9,16 +9,6 @@ import numpy as np
 from pdgemm.array_api.array import Array
 
 
-def real(x: Array, /) -> Array:
-    """Return the real part: a copy, or x itself if it is not complex.  Local."""
-    return x.real
-
-
-def imag(x: Array, /) -> Array:
-    """Return the imaginary part, a copy.  Local."""
-    return x.imag
-
-
 def where(condition: Array, x1: Any = None, x2: Any = None, /) -> Any:
     """Return x1 where the condition holds, else x2, arrays or numbers that are broadcast.  Collective.
 

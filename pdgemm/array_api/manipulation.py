@@ -24,13 +24,3 @@ def reshape(x: Array, /, shape: tuple[int, ...], *, copy: bool | None = None) ->
     if copy is False and result.unfolding is not x.unfolding:
         raise ArgumentError(f"a reshape of {x.shape} to {result.shape} moves elements to other ranks: copy=True")
     return result.copy() if copy and result.unfolding is x.unfolding else result
-
-
-def permute_dims(x: Array, /, axes: tuple[int, ...]) -> Array:
-    """Return x with its axes in another order; a view.  Local."""
-    return x.transpose(axes)
-
-
-def squeeze(x: Array, /, axis: int | tuple[int, ...]) -> Array:
-    """Return x without these axes, of extent 1.  Collective."""
-    return x.squeeze(axis)

@@ -83,6 +83,8 @@ def _as_method(name: str, function: Callable[..., Any], arguments: Any, options:
     method = getattr(tensor, _METHODS[name])
     takes = signature(method).parameters
     named = {key: value for key, value in others if value is not known.parameters[key].default}
+    if "correction" in named:  # the array API standard's name of ddof
+        named["ddof"] = named.pop("correction")
     if not isinstance(tensor, TensorBase) or named.keys() - takes.keys():
         raise TypeError(f"{name} with {', '.join(sorted(named))} is not available for a DistTensor")
     return method(*named.values()) if any(x.kind is x.VAR_POSITIONAL for x in takes.values()) else method(**named)
