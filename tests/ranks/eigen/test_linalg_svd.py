@@ -197,13 +197,15 @@ def test_lapack_computes_few_large_values(comm: Any, monkeypatch: pytest.MonkeyP
                 U, s, Vh = linalg.svd(A)
             expected = [(m, 24)] * ((comm.size == 1 or not flat) and grid.rank == grid.rank_map[0])
             assert all(comm.allgather(calls == expected))
-            calls.clear()
             report: Any = U.report
             assert report.counted == report.predicted and np.array_equal(A.allgather(), a)
             u, vh, bound = U.allgather().astype("D"), Vh.allgather().astype("D"), EPS * m * np.finfo(dtype).eps
             errors = ((u * s) @ vh - a, u.conj().T @ u - np.eye(24), vh @ vh.conj().T - np.eye(24))
             assert max(np.linalg.norm(x, 2) for x in errors) <= bound
             assert np.abs(s - values).max() <= bound and np.abs(linalg.svdvals(A) - values).max() <= bound
+            of_view = [x.allgather() if isinstance(x, DistMatrix) else x for x in linalg.svd(A.H)]
+            assert np.abs((of_view[0] * of_view[1]) @ of_view[2] - a.conj().T).max() <= bound
+            calls.clear()
             if comm.size > 1:
                 plan = linalg.plan(linalg.svdvals, A)
                 assert [x.algorithm for x in plan.schedules if isinstance(x, OneRankSchedule)] == ["svdvals"]
